@@ -1,0 +1,189 @@
+#include "cases/outputs.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+namespace fovea::cases {
+namespace {
+
+DType widened(const Inputs& inputs, Width width, DType asked) {
+  if (width == Width::as_asked) return asked;
+  return inputs.c.compute() == DType::f64 ? DType::f64 : DType::f32;
+}
+
+/// Layout of out: a packed projection has no room for it.
+Layout out_layout(const Case& c) {
+  return c.layout == Layout::packed_qkv ? Layout::bshd : c.layout;
+}
+
+Tensor make_out(const Inputs& inputs, DType dtype) {
+  const Case& c = inputs.c;
+  if (c.varlen != IndexKind::none) {
+    return make_tensor(dtype, {inputs.lengths.total_q, c.q_heads, c.v_head_dim}, kPacked,
+                       out_layout(c), c.unaligned);
+  }
+  return make_tensor(dtype, {c.batch, c.q_heads, c.q_len, c.v_head_dim}, kDense, out_layout(c),
+                     c.unaligned);
+}
+
+Tensor make_lse(const Inputs& inputs, DType dtype) {
+  const Case& c = inputs.c;
+  if (c.varlen != IndexKind::none) {
+    return make_tensor(dtype, {c.q_heads, inputs.lengths.total_q});
+  }
+  // Rows of LSE in the order of its view: bshd would only permute heads and rows.
+  return make_tensor(dtype, {c.batch, c.q_heads, c.q_len}, kLse,
+                     out_layout(c) == Layout::bshd ? Layout::bhsd : out_layout(c), c.unaligned);
+}
+
+void add(Outputs& outputs, std::string name, Tensor tensor, int owned_axis = -1,
+         std::int64_t owned = 0) {
+  MutableTensorView written = tensor.view;
+  if (owned_axis >= 0) written.shape[static_cast<std::size_t>(owned_axis)] = owned;
+  outputs.list.push_back({std::move(name), std::move(tensor), written});
+}
+
+std::string segment_name(const char* name, std::size_t n, std::size_t count) {
+  return count == 1 ? name : fmt::format("{}[{}]", name, n);
+}
+
+}  // namespace
+
+const Output* Outputs::find(const std::string& name) const {
+  for (const Output& output : list) {
+    if (output.name == name) return &output;
+  }
+  return nullptr;
+}
+
+std::string Outputs::stray_writes() const {
+  for (const Output& output : list) {
+    if (!output.tensor.buffer->guards_intact()) {
+      return fmt::format("the bytes around {} were overwritten", output.name);
+    }
+    // Gradients of a packed projection cover their shared memory together.
+    const bool shared = output.tensor.buffer.use_count() > 1;
+    if (!shared && !rest_is_poison(output.tensor, output.written)) {
+      return fmt::format("gaps or unowned rows of {} were overwritten", output.name);
+    }
+  }
+  return {};
+}
+
+std::uint64_t Outputs::hash() const {
+  std::uint64_t hash = 0;
+  for (const Output& output : list) {
+    for_each_element(output.written, [&](std::int64_t offset, const Index&) {
+      const auto size = static_cast<std::int64_t>(size_of(output.written.dtype));
+      const auto* bytes = static_cast<const unsigned char*>(output.written.data) + offset * size;
+      for (std::int64_t n = 0; n < size; ++n) hash = (hash ^ bytes[n]) * 0x100000001B3u;
+    });
+  }
+  return hash;
+}
+
+Outputs make_forward_outputs(const Inputs& inputs, Width width) {
+  const Case& c = inputs.c;
+  const bool packed = c.varlen != IndexKind::none;
+  const std::int64_t owned = inputs.lengths.q_begin.back();
+  Outputs outputs;
+  add(outputs, "out", make_out(inputs, widened(inputs, width, c.out_dtype())), packed ? 0 : -1,
+      owned);
+  if (width == Width::widest || !c.no_lse) {
+    add(outputs, "lse", make_lse(inputs, widened(inputs, width, DType::f32)), packed ? 1 : -1,
+        owned);
+  }
+  return outputs;
+}
+
+ForwardArgs forward_args(const Inputs& inputs, const Outputs& outputs) {
+  ForwardArgs args;
+  args.params = inputs.params;
+  args.out = outputs.list[0].tensor.view;
+  if (outputs.list.size() > 1) args.lse = outputs.list[1].tensor.view;
+  return args;
+}
+
+Saved make_saved(const Inputs& inputs, const Outputs& oracle) {
+  Saved saved{make_out(inputs, inputs.c.out_dtype()), make_lse(inputs, DType::f32)};
+  const auto copy = [](const Output& from, const Tensor& to) {
+    MutableTensorView target = to.view;
+    target.shape = from.written.shape;
+    for_each_element(target, [&](std::int64_t offset, const Index& index) {
+      store(target.data, target.dtype, offset, from.tensor.get(index));
+    });
+  };
+  copy(oracle.list[0], saved.out);
+  copy(oracle.list[1], saved.lse);
+  return saved;
+}
+
+Outputs make_backward_outputs(const Inputs& inputs, Width width) {
+  const Case& c = inputs.c;
+  const bool packed = c.varlen != IndexKind::none;
+  const auto grad_dtype = [&](DType own) {
+    return widened(inputs, width, c.f32_grads ? DType::f32 : own);
+  };
+  Outputs outputs;
+  const Operands gradients =
+      make_operands(c, inputs.lengths,
+                    {grad_dtype(c.q_dtype), grad_dtype(c.k_dtype), grad_dtype(c.v_dtype)}, true);
+  const auto add_segments = [&](const char* name, bool wanted, const std::vector<Tensor>& tensors,
+                                std::int64_t owned) {
+    for (std::size_t n = 0; wanted && n < tensors.size(); ++n) {
+      add(outputs, segment_name(name, n, tensors.size()), tensors[n], packed ? 0 : -1, owned);
+    }
+  };
+  add_segments("dq", !c.no_dq, gradients.q, inputs.lengths.q_begin.back());
+  add_segments("dk", !c.no_dk, gradients.k, inputs.lengths.k_begin.back());
+  add_segments("dv", !c.no_dv, gradients.v, inputs.lengths.k_begin.back());
+  const auto add_like = [&](std::string name, const Tensor& input) {
+    const auto& shape = input.view.shape;
+    add(outputs, std::move(name),
+        make_tensor(grad_dtype(input.view.dtype),
+                    {shape.begin(), shape.begin() + input.view.rank}));
+  };
+  for (std::size_t n = 0; c.dnorm && n < inputs.q_weights.size(); ++n) {
+    add_like(fmt::format("dq weight[{}]", n), inputs.q_weights[n]);
+  }
+  for (std::size_t n = 0; c.dnorm && n < inputs.k_weights.size(); ++n) {
+    add_like(fmt::format("dk weight[{}]", n), inputs.k_weights[n]);
+  }
+  if (c.dmask) add_like("dmask", inputs.mask);
+  if (c.dsinks) add_like("dsinks", inputs.sinks);
+  return outputs;
+}
+
+BackwardArgs backward_args(const Inputs& inputs, const Saved& saved, const Outputs& outputs) {
+  BackwardArgs args;
+  args.params = inputs.params;
+  args.out = saved.out.view;
+  args.lse = saved.lse.view;
+  args.dout = inputs.dout.view;
+  if (inputs.c.dlse) args.dlse = inputs.dlse.view;
+  const auto view_of = [&](const std::string& name) {
+    const Output* output = outputs.find(name);
+    return output == nullptr ? MutableTensorView{} : output->tensor.view;
+  };
+  const auto gradient_of = [&](const char* name, const std::vector<Tensor>& segments) {
+    MutableOperand gradient;
+    bool any = false;
+    for (std::size_t n = 0; n < segments.size(); ++n) {
+      const MutableTensorView tensor = view_of(segment_name(name, n, segments.size()));
+      const MutableTensorView weight = view_of(fmt::format("{} weight[{}]", name, n));
+      any = any || tensor.present() || weight.present();
+      gradient.add(tensor, weight);
+    }
+    return any ? gradient : MutableOperand{};
+  };
+  args.dq = gradient_of("dq", inputs.operands.q);
+  args.dk = gradient_of("dk", inputs.operands.k);
+  args.dv = gradient_of("dv", inputs.operands.v);
+  args.dmask = view_of("dmask");
+  args.dsinks = view_of("dsinks");
+  return args;
+}
+
+}  // namespace fovea::cases

@@ -1,0 +1,23 @@
+# Compiler settings shared by everything that is built here.
+
+# Warnings.
+add_compile_options(-Wall -Wextra -Wpedantic -Wshadow "$<$<COMPILE_LANGUAGE:CXX>:-Wconversion>")
+if(FOVEA_WERROR)
+  add_compile_options(-Werror)
+endif()
+
+# Sanitizers: every finding ends the program.
+if(FOVEA_SANITIZE)
+  add_compile_options(-fsanitize=${FOVEA_SANITIZE} -fno-sanitize-recover=all
+                      -fno-omit-frame-pointer)
+  add_link_options(-fsanitize=${FOVEA_SANITIZE})
+endif()
+
+# ccache where it is found.
+if(PROJECT_IS_TOP_LEVEL AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+  find_program(FOVEA_CCACHE ccache)
+  if(FOVEA_CCACHE)
+    set(CMAKE_C_COMPILER_LAUNCHER ${FOVEA_CCACHE})
+    set(CMAKE_CXX_COMPILER_LAUNCHER ${FOVEA_CCACHE})
+  endif()
+endif()

@@ -1,0 +1,4 @@
+// FOVEA_API marks what the shared library exports; everything else in it is hidden.
+#pragma once
+
+#define FOVEA_API __attribute__((visibility("default")))

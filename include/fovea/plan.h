@@ -1,0 +1,103 @@
+// Calls: forward, backward, plans that are reused, merging of partial results.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <span>
+#include <string>
+
+#include <fovea/attention.h>
+#include <fovea/export.h>
+#include <fovea/report.h>
+#include <fovea/status.h>
+
+namespace fovea {
+
+/// A caller's thread pool for CPU kernels. `run` calls task(arg, worker) once for every worker in
+/// [0, threads), concurrently or one after the other, and returns when all have returned.
+struct ThreadPool {
+  int threads = 1;
+  void* self = nullptr;
+  void (*run)(void* self, void (*task)(void* arg, int worker), void* arg) = nullptr;
+
+  /// Runs everything in the calling thread.
+  FOVEA_API static ThreadPool inline_calls();
+};
+
+/// Which kernel may serve. Order of authority: these fields, then FOVEA_KERNEL / FOVEA_BACKEND,
+/// then priority.
+struct Choice {
+  std::string kernel;   ///< an id, "cpu.avx512.forward"; cannot serve = error with the reason
+  std::string backend;  ///< "cpu", "cuda", ... or a family: "flash", "unfused", "reference"
+  bool strict = false;  ///< an error instead of any fallback
+};
+
+/// How a plan is made. Results of CPU kernels never depend on `num_threads`.
+struct PlanOptions {
+  Choice choice;
+  bool deterministic = false;  ///< ask for bitwise repeatable gradients where that is a choice
+  bool self_check = true;      ///< check the kernel against the oracle before it first serves
+  bool autotune = false;       ///< measure the eligible kernels once per shape class
+  int num_threads = 0;         ///< CPU workers; 0 = FOVEA_NUM_THREADS, else the usable cores
+  const ThreadPool* pool = nullptr;  ///< CPU: run there instead; must outlive the plan
+};
+
+/// Where and with what one run happens.
+struct RunOptions {
+  void* stream = nullptr;     ///< CUDA: cudaStream_t; not synchronised
+  void* workspace = nullptr;  ///< 64-byte aligned, for this run alone; null on the CPU: the
+                              ///< library's cached buffers (see release_cached_memory)
+  std::size_t workspace_bytes = 0;
+  Job* job = nullptr;  ///< null: the process's job
+};
+
+/// A validated call with its kernel chosen and its workspace known.
+///
+/// run() takes the arguments the plan was made with, except that data pointers, dropout seed and
+/// offset and RoPE offsets may differ. It does not allocate (with a caller's workspace), read the
+/// environment or synchronise, and may be called from several threads at once.
+class Plan {
+ public:
+  FOVEA_API static Result<Plan> make(const ForwardArgs& args, const PlanOptions& options = {});
+  FOVEA_API static Result<Plan> make(const BackwardArgs& args, const PlanOptions& options = {});
+
+  FOVEA_API Status run(const ForwardArgs& args, const RunOptions& options = {}) const;
+  FOVEA_API Status run(const BackwardArgs& args, const RunOptions& options = {}) const;
+
+  /// Bytes of scratch memory beyond inputs, outputs and LSE.
+  [[nodiscard]] FOVEA_API std::size_t workspace_bytes() const;
+  [[nodiscard]] FOVEA_API const Report& report() const;
+
+ private:
+  struct State;
+  explicit Plan(std::shared_ptr<const State> state) : state_(std::move(state)) {}
+  std::shared_ptr<const State> state_;
+};
+
+struct CallOptions {
+  PlanOptions plan;
+  RunOptions run;
+};
+
+/// Plan and run, through a small cache of plans. `report` (optional) receives how it was served.
+FOVEA_API Status forward(const ForwardArgs& args, const CallOptions& options = {},
+                         Report* report = nullptr);
+FOVEA_API Status backward(const BackwardArgs& args, const CallOptions& options = {},
+                          Report* report = nullptr);
+
+/// Frees the CPU workspaces and plans that are kept for reuse.
+FOVEA_API void release_cached_memory();
+
+/// One of several results over disjoint sets of keys, computed without the sink.
+struct PartialResult {
+  TensorView out;  ///< [batch, q_heads, q_len, v_head_dim], f32, f16 or bf16
+  TensorView lse;  ///< [batch, q_heads, q_len], f32; -inf where nothing was seen
+};
+
+/// Merges partial results: lse = log sum exp lse_n [+ exp sink], out = sum exp(lse_n - lse) out_n.
+/// All-empty rows give out 0 and lse -inf (the sink's value). `sinks` [q_heads] and `lse` are
+/// optional. Outputs may not overlap inputs. CPU tensors.
+FOVEA_API Status merge_partials(std::span<const PartialResult> parts, const TensorView& sinks,
+                                const MutableTensorView& out, const MutableTensorView& lse);
+
+}  // namespace fovea

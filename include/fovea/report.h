@@ -1,0 +1,97 @@
+// Reports, jobs, proof lines and counters: what really ran, and why not something else.
+#pragma once
+
+#include <cstdint>
+#include <functional>
+#include <memory>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fovea/export.h>
+#include <fovea/status.h>
+#include <fovea/tensor.h>
+
+namespace fovea {
+
+/// A kernel that was considered and not used, with the reason in words.
+struct PassedOver {
+  std::string kernel;
+  std::string reason;
+};
+
+/// How one plan is served.
+struct Report {
+  std::string kernel;  ///< e.g. "cpu.avx512.forward"
+  Device device;
+  std::int64_t workspace_bytes = 0;
+  bool fallback = false;                ///< a preferred kernel of this machine was passed over
+  std::vector<PassedOver> passed_over;  ///< every better-placed kernel
+  std::int64_t staged_copies = 0;       ///< tensors copied because no kernel reads their layout
+  bool fused_prologue = false;
+};
+
+enum class ProofLevel : std::uint8_t {
+  off,    ///< nothing is printed (the default; FOVEA_PROOF=off|proof|all changes it)
+  proof,  ///< one line per job and kernel that ran; one per kernel that was refused or failed
+  all,    ///< one line for every call
+};
+
+FOVEA_API void set_proof_level(ProofLevel level);
+FOVEA_API ProofLevel proof_level();
+
+/// Replaces stderr as the receiver of proof lines (without newline). Calls are serialised. An empty
+/// function restores stderr.
+FOVEA_API void set_proof_sink(std::function<void(std::string_view line)> sink);
+
+namespace detail {
+struct JobState;
+}
+
+/// A unit of work of the application (a request, a training run) for which each kernel is proved
+/// once. Carried in Options, usable from any thread; calls without a job belong to the process's.
+class Job {
+ public:
+  FOVEA_API explicit Job(std::string name);
+  FOVEA_API ~Job();  ///< flushes
+  Job(const Job&) = delete;
+  Job& operator=(const Job&) = delete;
+
+  [[nodiscard]] FOVEA_API const std::string& name() const;
+  /// Kernels that have completed in this job, in order of first completion.
+  [[nodiscard]] FOVEA_API std::vector<std::string> kernels_ran() const;
+  /// Looks for completions that are still outstanding (devices that run asynchronously).
+  FOVEA_API Status flush();
+
+ private:
+  friend struct detail::JobState;
+  std::shared_ptr<detail::JobState> state_;
+};
+
+struct KernelCount {
+  std::string kernel;
+  std::uint64_t launched = 0, captured = 0, completed = 0, failed = 0;
+};
+
+struct RefusalCount {
+  std::string reason;  ///< the kind of refusal, e.g. "feature: dropout"
+  std::uint64_t count = 0;
+};
+
+/// Process-wide counters, exact under concurrency.
+struct Counters {
+  std::uint64_t forward_calls = 0, backward_calls = 0;
+  std::uint64_t fallbacks = 0;
+  std::uint64_t masks_skipped = 0;
+  std::uint64_t fused_prologues = 0;
+  std::uint64_t quantized = 0;
+  std::uint64_t staged_copies = 0;
+  std::vector<KernelCount> kernels;    ///< those that were ever launched
+  std::vector<RefusalCount> refusals;  ///< preferred kernels passed over, by reason
+};
+
+FOVEA_API Counters counters();
+FOVEA_API std::string counters_json();
+FOVEA_API void reset_counters();
+
+}  // namespace fovea

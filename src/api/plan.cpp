@@ -1,0 +1,90 @@
+// Plan, forward() and backward(): the calls of the public API.
+#include <fovea/plan.h>
+
+#include "api/complete_args.h"
+#include "api/plan_cache.h"
+#include "core/plan_state.h"
+#include "core/status_macros.h"
+#include "core/workspace_pool.h"
+
+namespace fovea {
+namespace {
+
+/// Nothing may leave the API but a Status.
+template <class F>
+auto guarded(F&& f) -> decltype(f()) {
+  try {
+    return f();
+  } catch (const std::bad_alloc&) {
+    return Status(StatusCode::out_of_memory, "out of host memory");
+  } catch (const std::exception& error) {
+    return Status(StatusCode::internal, error.what());
+  }
+}
+
+template <class Args>
+Status call(const Args& args, const CallOptions& options, Report* report) {
+  return guarded([&]() -> Status {
+    const CompleteArgs<Args> complete(args);
+    auto plan = cached_plan(*complete, options.plan);
+    if (!plan.ok()) return plan.status();
+    FOVEA_RETURN_IF_ERROR(run_plan(**plan, *complete, options.run));
+    if (report != nullptr) *report = (*plan)->report;
+    return {};
+  });
+}
+
+}  // namespace
+
+struct Plan::State {
+  std::shared_ptr<const PlanState> plan;
+};
+
+Result<Plan> Plan::make(const ForwardArgs& args, const PlanOptions& options) {
+  return guarded([&]() -> Result<Plan> {
+    auto plan = make_plan(args, options);
+    if (!plan.ok()) return plan.status();
+    return Plan(std::make_shared<const State>(State{*plan}));
+  });
+}
+
+Result<Plan> Plan::make(const BackwardArgs& args, const PlanOptions& options) {
+  return guarded([&]() -> Result<Plan> {
+    auto plan = make_plan(*CompleteArgs<BackwardArgs>(args), options);
+    if (!plan.ok()) return plan.status();
+    return Plan(std::make_shared<const State>(State{*plan}));
+  });
+}
+
+Status Plan::run(const ForwardArgs& args, const RunOptions& options) const {
+  return guarded([&] { return run_plan(*state_->plan, args, options); });
+}
+
+Status Plan::run(const BackwardArgs& args, const RunOptions& options) const {
+  return guarded(
+      [&] { return run_plan(*state_->plan, *CompleteArgs<BackwardArgs>(args), options); });
+}
+
+std::size_t Plan::workspace_bytes() const { return state_->plan->workspace_bytes; }
+const Report& Plan::report() const { return state_->plan->report; }
+
+Status forward(const ForwardArgs& args, const CallOptions& options, Report* report) {
+  return call(args, options, report);
+}
+
+Status backward(const BackwardArgs& args, const CallOptions& options, Report* report) {
+  return call(args, options, report);
+}
+
+void release_cached_memory() {
+  clear_plan_cache();
+  free_idle_workspaces();
+}
+
+ThreadPool ThreadPool::inline_calls() {
+  ThreadPool pool;
+  pool.run = [](void*, void (*task)(void*, int), void* arg) { task(arg, 0); };
+  return pool;
+}
+
+}  // namespace fovea

@@ -1,0 +1,96 @@
+#include "api/plan_cache.h"
+
+#include <list>
+#include <mutex>
+
+#include "core/select.h"
+#include "core/validate.h"
+
+namespace fovea {
+namespace {
+
+constexpr std::size_t kCapacity = 64;
+
+/// The options that a plan depends on, the environment's choice included.
+struct OptionsKey {
+  EffectiveChoice choice;
+  bool deterministic, self_check, autotune;
+  int num_threads;
+  const ThreadPool* pool;
+  int pool_threads;
+
+  explicit OptionsKey(const PlanOptions& o)
+      : choice(effective_choice(o.choice)),
+        deterministic(o.deterministic),
+        self_check(o.self_check),
+        autotune(o.autotune),
+        num_threads(o.num_threads),
+        pool(o.pool),
+        pool_threads(o.pool == nullptr ? 0 : o.pool->threads) {}
+
+  bool operator==(const OptionsKey& other) const {
+    return choice.kernel == other.choice.kernel && choice.backend == other.choice.backend &&
+           choice.strict == other.choice.strict && deterministic == other.deterministic &&
+           self_check == other.self_check && autotune == other.autotune &&
+           num_threads == other.num_threads && pool == other.pool &&
+           pool_threads == other.pool_threads;
+  }
+};
+
+struct Entry {
+  std::uint64_t hash;
+  OptionsKey options;
+  std::shared_ptr<const PlanState> plan;
+};
+
+struct Cache {
+  std::mutex mutex;
+  std::list<Entry> entries;  ///< most recently used first
+};
+
+Cache& cache() {
+  static auto* instance = new Cache;
+  return *instance;
+}
+
+template <class Args>
+Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const PlanOptions& options) {
+  const std::uint64_t hash = structure_hash(args);
+  const OptionsKey key(options);
+  Cache& c = cache();
+  {
+    const std::lock_guard lock(c.mutex);
+    for (auto entry = c.entries.begin(); entry != c.entries.end(); ++entry) {
+      if (entry->hash != hash || !(entry->options == key)) continue;
+      const Args* planned = std::get_if<Args>(&entry->plan->args);
+      if (planned == nullptr || !same_structure(*planned, args).ok()) continue;
+      c.entries.splice(c.entries.begin(), c.entries, entry);
+      return entry->plan;
+    }
+  }
+  auto plan = make_plan(args, options);
+  if (!plan.ok()) return plan;
+  const std::lock_guard lock(c.mutex);
+  c.entries.push_front({hash, key, *plan});
+  if (c.entries.size() > kCapacity) c.entries.pop_back();
+  return plan;
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const PlanState>> cached_plan(const ForwardArgs& args,
+                                                     const PlanOptions& options) {
+  return lookup(args, options);
+}
+Result<std::shared_ptr<const PlanState>> cached_plan(const BackwardArgs& args,
+                                                     const PlanOptions& options) {
+  return lookup(args, options);
+}
+
+void clear_plan_cache() {
+  Cache& c = cache();
+  const std::lock_guard lock(c.mutex);
+  c.entries.clear();
+}
+
+}  // namespace fovea

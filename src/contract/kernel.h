@@ -1,0 +1,44 @@
+// The kernel contract: all that dispatch knows about a kernel, and all that a kernel is given.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include <fovea/plan.h>
+#include <fovea/status.h>
+
+#include "contract/problem.h"
+#include "contract/refusal.h"
+
+namespace fovea {
+
+/// What a kernel may use while it runs. The workspace is 64-byte aligned, not initialised, and at
+/// least as large as the kernel asked for; nothing else may be allocated.
+struct Launch {
+  void* stream = nullptr;
+  std::byte* workspace = nullptr;
+  std::size_t workspace_bytes = 0;
+  const ThreadPool* pool = nullptr;  ///< CPU kernels: never null; pool->threads as planned
+};
+
+/// One kernel: a row of the table that src/registry.cpp composes from each backend's kernels.def.
+/// Kernels never select, allocate, read the environment or look at other kernels.
+struct Kernel {
+  const char* id;       ///< "cpu.avx512.forward"
+  const char* backend;  ///< "cpu"
+  const char* family;   ///< "flash", "unfused", "reference"
+  Direction direction;
+  DeviceType device;
+  bool explicit_only;  ///< never chosen by priority
+
+  /// Whether this machine can run it at all (instruction set, driver, architecture).
+  Refusal (*available)(const Device& device);
+  /// Whether it serves the problem, stated exactly; called only where available.
+  Refusal (*supports)(const Problem& problem);
+  /// Scratch bytes for `threads` workers; must not depend on tensor contents.
+  std::size_t (*workspace_bytes)(const Problem& problem, int threads);
+  /// Runs it. Enqueues on CUDA; returns after completion on the CPU.
+  Status (*run)(const Problem& problem, const Launch& launch);
+};
+
+}  // namespace fovea

@@ -1,0 +1,73 @@
+#include "contract/refusal.h"
+
+#include <fmt/format.h>
+
+namespace fovea {
+
+std::string render(const Refusal& r) {
+  switch (r.code) {
+    case RefusalCode::none:
+      return "";
+    case RefusalCode::feature:
+      return fmt::format("does not serve {}", name_of(static_cast<Feature>(r.a)));
+    case RefusalCode::compute_dtype:
+      return fmt::format("compute dtype {} is not served (serves {})",
+                         name_of(static_cast<DType>(r.a)), r.text);
+    case RefusalCode::tensor_dtype:
+      return fmt::format("{} in {} is not served", r.text, name_of(static_cast<DType>(r.a)));
+    case RefusalCode::head_dim:
+      return fmt::format("head_dim {} > {}", r.a, r.b);
+    case RefusalCode::v_head_dim:
+      return fmt::format("v_head_dim {} > {}", r.a, r.b);
+    case RefusalCode::instruction_set:
+      return fmt::format("this CPU lacks {}", r.text);
+    case RefusalCode::limited_by_env:
+      return fmt::format("ruled out by {}", r.text);
+    case RefusalCode::device_type:
+      return fmt::format("does not run on {}", name_of(static_cast<DeviceType>(r.a)));
+    case RefusalCode::not_deterministic:
+      return "cannot give bitwise repeatable gradients";
+    case RefusalCode::self_check_failed:
+      return fmt::format("failed its self-check: error {:.3g} > {:.3g}", r.value, r.limit);
+    case RefusalCode::explicit_only:
+      return "serves only when chosen by name";
+    case RefusalCode::not_chosen:
+      return fmt::format("excluded by {}", r.text);
+    case RefusalCode::other:
+      return r.text;
+  }
+  return "unknown reason";
+}
+
+std::string kind_of(const Refusal& r) {
+  switch (r.code) {
+    case RefusalCode::feature:
+      return fmt::format("feature: {}", name_of(static_cast<Feature>(r.a)));
+    case RefusalCode::compute_dtype:
+      return "compute dtype";
+    case RefusalCode::tensor_dtype:
+      return "tensor dtype";
+    case RefusalCode::head_dim:
+      return "head_dim";
+    case RefusalCode::v_head_dim:
+      return "v_head_dim";
+    case RefusalCode::instruction_set:
+      return "instruction set";
+    case RefusalCode::self_check_failed:
+      return "self-check failed";
+    default:
+      return render(r);
+  }
+}
+
+Refusal refuse_features_beyond(const Problem& problem, Features served) {
+  const Features missing = problem.features - served;
+  for (int bit = 0; bit < kFeatureCount; ++bit) {
+    const auto feature = static_cast<Feature>(1u << bit);
+    if (missing.has(feature))
+      return Refusal::because(RefusalCode::feature, static_cast<std::int64_t>(feature));
+  }
+  return Refusal::accept();
+}
+
+}  // namespace fovea

@@ -1,0 +1,94 @@
+#include "core/counters.h"
+
+#include <fmt/format.h>
+
+#include <map>
+#include <memory>
+#include <mutex>
+
+#include "core/json_text.h"
+
+namespace fovea {
+namespace counting {
+namespace {
+
+struct Refusals {
+  std::mutex mutex;
+  std::map<std::string, std::unique_ptr<Counter>> by_kind;
+};
+
+Refusals& refusals() {
+  static auto* instance = new Refusals;
+  return *instance;
+}
+
+}  // namespace
+
+Totals& totals() {
+  static auto* instance = new Totals;
+  return *instance;
+}
+
+Counter& refusals_of(const std::string& kind) {
+  Refusals& all = refusals();
+  const std::lock_guard lock(all.mutex);
+  auto& counter = all.by_kind[kind];
+  if (!counter) counter = std::make_unique<Counter>(0);
+  return *counter;
+}
+
+}  // namespace counting
+
+Counters counters() {
+  const counting::Totals& t = counting::totals();
+  Counters c;
+  c.forward_calls = t.forward_calls;
+  c.backward_calls = t.backward_calls;
+  c.fallbacks = t.fallbacks;
+  c.masks_skipped = t.masks_skipped;
+  c.fused_prologues = t.fused_prologues;
+  c.quantized = t.quantized;
+  c.staged_copies = t.staged_copies;
+  const auto table = kernel_table();
+  for (std::size_t n = 0; n < table.size(); ++n) {
+    const auto& k = t.kernels[n];
+    if (k.launched != 0 || k.captured != 0)
+      c.kernels.push_back({table[n]->id, k.launched, k.captured, k.completed, k.failed});
+  }
+  auto& all = counting::refusals();
+  const std::lock_guard lock(all.mutex);
+  for (const auto& [kind, counter] : all.by_kind)
+    if (*counter != 0) c.refusals.push_back({kind, *counter});
+  return c;
+}
+
+std::string counters_json() {
+  const Counters c = counters();
+  std::string kernels, refusals;
+  for (const KernelCount& k : c.kernels)
+    kernels += fmt::format(
+        "{}{}:{{\"launched\":{},\"captured\":{},\"completed\":{},\"failed\":{}}}",
+        kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured, k.completed,
+        k.failed);
+  for (const RefusalCount& r : c.refusals)
+    refusals += fmt::format("{}{}:{}", refusals.empty() ? "" : ",", json_quoted(r.reason), r.count);
+  return fmt::format(
+      "{{\"forward_calls\":{},\"backward_calls\":{},\"fallbacks\":{},\"masks_skipped\":{},"
+      "\"fused_prologues\":{},\"quantized\":{},\"staged_copies\":{},\"kernels\":{{{}}},"
+      "\"refusals\":{{{}}}}}",
+      c.forward_calls, c.backward_calls, c.fallbacks, c.masks_skipped, c.fused_prologues,
+      c.quantized, c.staged_copies, kernels, refusals);
+}
+
+void reset_counters() {
+  counting::Totals& t = counting::totals();
+  for (auto* counter : {&t.forward_calls, &t.backward_calls, &t.fallbacks, &t.masks_skipped,
+                        &t.fused_prologues, &t.quantized, &t.staged_copies})
+    *counter = 0;
+  for (auto& k : t.kernels) k.launched = k.captured = k.completed = k.failed = 0;
+  auto& all = counting::refusals();
+  const std::lock_guard lock(all.mutex);
+  for (auto& [kind, counter] : all.by_kind) *counter = 0;
+}
+
+}  // namespace fovea

@@ -1,0 +1,26 @@
+// JSON string literals, for the few reports the library writes itself.
+#pragma once
+
+#include <fmt/format.h>
+
+#include <string>
+#include <string_view>
+
+namespace fovea {
+
+inline std::string json_quoted(std::string_view text) {
+  std::string quoted = "\"";
+  for (const char ch : text) {
+    if (ch == '"' || ch == '\\') {
+      quoted += '\\';
+      quoted += ch;
+    } else if (static_cast<unsigned char>(ch) < 0x20) {
+      quoted += fmt::format("\\u{:04x}", static_cast<unsigned>(ch));
+    } else {
+      quoted += ch;
+    }
+  }
+  return quoted + '"';
+}
+
+}  // namespace fovea

@@ -1,0 +1,201 @@
+#include "core/memory.h"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "core/status_macros.h"
+#include "core/views.h"
+
+namespace fovea {
+namespace {
+
+Status invalid(std::string message) { return {StatusCode::invalid, std::move(message)}; }
+
+/// First and one-past-last byte address of a view with elements.
+struct Extent {
+  std::intptr_t begin, end;
+};
+
+Extent extent_of(const TensorView& view) {
+  const std::int64_t size = size_of(view.dtype);
+  std::intptr_t low = 0, high = 0;
+  for (int d = 0; d < view.rank; ++d) {
+    const auto n = static_cast<std::size_t>(d);
+    const std::int64_t reach = (view.shape[n] - 1) * view.strides[n] * size;
+    (reach < 0 ? low : high) += reach;
+  }
+  const auto base = reinterpret_cast<std::intptr_t>(view.data);
+  return {base + low, base + high + size};
+}
+
+/// One term z * stride, z in [0, count), of a sum of byte offsets.
+struct Term {
+  std::int64_t stride, count;
+};
+
+/// Whether the terms from `index` on can add up to `target`. Terms are sorted by falling stride;
+/// reach[n] is the largest sum of the terms from n on.
+bool reachable(const std::vector<Term>& terms, const std::vector<std::int64_t>& reach,
+               std::size_t index, std::int64_t target, int& budget) {
+  if (target < 0 || target > reach[index]) return false;
+  if (index == terms.size()) return target == 0;
+  if (--budget < 0) return false;
+  const Term& term = terms[index];
+  const std::int64_t most = std::min(term.count - 1, target / term.stride);
+  for (std::int64_t z = most; z >= 0; --z) {
+    const std::int64_t rest = target - z * term.stride;
+    if (rest > reach[index + 1]) return false;
+    if (reachable(terms, reach, index + 1, rest, budget)) return true;
+  }
+  return false;
+}
+
+void add_terms(const TensorView& view, std::vector<Term>& terms) {
+  const std::int64_t size = size_of(view.dtype);
+  for (int d = 0; d < view.rank; ++d) {
+    const auto n = static_cast<std::size_t>(d);
+    const std::int64_t stride = std::abs(view.strides[n]) * size;
+    if (view.shape[n] > 1 && stride != 0) terms.push_back({stride, view.shape[n]});
+  }
+  terms.push_back({1, size});
+}
+
+struct Placed {
+  TensorView view;
+  const char* name;
+  Role role;
+  Extent extent;
+};
+
+}  // namespace
+
+std::string shape_text(const TensorView& view) {
+  const auto rank = static_cast<std::size_t>(std::clamp(view.rank, 0, kMaxRank));
+  return fmt::format("[{}]", fmt::join(view.shape.begin(),
+                                       view.shape.begin() + static_cast<std::ptrdiff_t>(rank), ", "));
+}
+
+Status check_layout(const std::string& where, const char* name, const TensorView& view,
+                    int min_rank, int max_rank) {
+  if (view.rank < min_rank || view.rank > max_rank) {
+    const std::string wanted = min_rank == max_rank ? fmt::format("{}", min_rank)
+                                                    : fmt::format("{} to {}", min_rank, max_rank);
+    return invalid(fmt::format("[{}] {} must have {} dimensions; got {}", where, name, wanted,
+                               view.rank < 0 ? "a shape and strides that do not match"
+                                             : fmt::format("{}", view.rank)));
+  }
+  if (size_of(view.dtype) == 0 || view.dtype > DType::fp8_e5m2)
+    return invalid(fmt::format("[{}] {} has unknown dtype {}", where, name,
+                               static_cast<int>(view.dtype)));
+  std::int64_t elements = size_of(view.dtype), reach = 0;
+  bool overflow = false, empty = false;
+  for (int d = 0; d < view.rank; ++d) {
+    const auto n = static_cast<std::size_t>(d);
+    if (view.shape[n] < 0)
+      return invalid(
+          fmt::format("[{}] {} has a negative size; got shape {}", where, name, shape_text(view)));
+    if (view.shape[n] == 0) empty = true;
+  }
+  for (int d = 0; d < view.rank && !empty; ++d) {
+    const auto n = static_cast<std::size_t>(d);
+    std::int64_t step = 0;
+    overflow = overflow || __builtin_mul_overflow(elements, view.shape[n], &elements);
+    if (view.shape[n] == 1) continue;
+    if (view.strides[n] == std::numeric_limits<std::int64_t>::min()) overflow = true;
+    overflow = overflow ||
+               __builtin_mul_overflow(view.shape[n] - 1, std::abs(view.strides[n]), &step) ||
+               __builtin_mul_overflow(step, size_of(view.dtype), &step) ||
+               __builtin_add_overflow(reach, step, &reach);
+  }
+  if (overflow)
+    return invalid(fmt::format("[{}] {} is larger than 63 bits can address; got shape {}", where,
+                               name, shape_text(view)));
+  return {};
+}
+
+Status check_pointer(const std::string& where, const char* name, const TensorView& view) {
+  if (view.elements() == 0) return {};
+  if (view.data == nullptr)
+    return invalid(fmt::format("[{}] {} is null but has shape {}", where, name, shape_text(view)));
+  const auto address = reinterpret_cast<std::uintptr_t>(view.data);
+  const auto size = static_cast<std::uintptr_t>(size_of(view.dtype));
+  if (address % size != 0)
+    return invalid(fmt::format("[{}] {} is not aligned to its dtype {}; got address {:#x}", where,
+                               name, name_of(view.dtype), address));
+  return {};
+}
+
+bool overlap(const TensorView& a, const TensorView& b) {
+  if (a.elements() == 0 || b.elements() == 0) return false;
+  const Extent ea = extent_of(a), eb = extent_of(b);
+  if (ea.end <= eb.begin || eb.end <= ea.begin) return false;
+  // A byte of a (counted from its lowest) and one of b (counted from its highest, downwards) are
+  // the same byte when their offsets add up to the distance of these two ends.
+  std::vector<Term> terms;
+  add_terms(a, terms);
+  add_terms(b, terms);
+  std::sort(terms.begin(), terms.end(),
+            [](const Term& x, const Term& y) { return x.stride > y.stride; });
+  std::vector<Term> merged;
+  for (const Term& term : terms) {
+    if (!merged.empty() && merged.back().stride == term.stride)
+      merged.back().count += term.count - 1;
+    else
+      merged.push_back(term);
+  }
+  std::vector<std::int64_t> reach(merged.size() + 1, 0);
+  for (std::size_t n = merged.size(); n-- > 0;)
+    reach[n] = reach[n + 1] + merged[n].stride * (merged[n].count - 1);
+  int budget = 20000;
+  return reachable(merged, reach, 0, eb.end - 1 - ea.begin, budget);
+}
+
+bool writes_each_element_once(const TensorView& view) {
+  if (view.elements() == 0) return true;
+  std::array<Term, kMaxRank> terms{};
+  std::size_t count = 0;
+  for (int d = 0; d < view.rank; ++d) {
+    const auto n = static_cast<std::size_t>(d);
+    if (view.shape[n] > 1) terms[count++] = {std::abs(view.strides[n]), view.shape[n]};
+  }
+  std::sort(terms.begin(), terms.begin() + static_cast<std::ptrdiff_t>(count),
+            [](const Term& x, const Term& y) { return x.stride < y.stride; });
+  std::int64_t reach = 0;
+  for (std::size_t n = 0; n < count; ++n) {
+    if (terms[n].stride <= reach) return false;
+    reach += terms[n].stride * (terms[n].count - 1);
+  }
+  return true;
+}
+
+Status check_memory(const std::string& where, const Problem& problem) {
+  // Large enough for every view of a call: 6 operands of 4 segments with weights, and 24 others.
+  std::array<Placed, 80> placed;
+  std::size_t count = 0;
+  Status status;
+  visit_problem(problem, [&](const TensorView& view, const char* name, Role role) {
+    if (!status.ok() || !view.present()) return;
+    status = check_pointer(where, name, view);
+    if (status.ok() && view.elements() != 0) placed[count++] = {view, name, role, extent_of(view)};
+  });
+  FOVEA_RETURN_IF_ERROR(status);
+  for (std::size_t a = 0; a < count; ++a) {
+    if (placed[a].role != Role::output) continue;
+    for (std::size_t b = 0; b < count; ++b) {
+      if (a == b || (placed[b].role == Role::output && b < a)) continue;
+      if (placed[a].extent.end <= placed[b].extent.begin ||
+          placed[b].extent.end <= placed[a].extent.begin)
+        continue;
+      if (overlap(placed[a].view, placed[b].view))
+        return invalid(fmt::format("[{}] output {} overlaps {}", where, placed[a].name,
+                                   placed[b].name));
+    }
+  }
+  return {};
+}
+
+}  // namespace fovea

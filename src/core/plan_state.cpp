@@ -1,0 +1,191 @@
+#include "core/plan_state.h"
+
+#include <fmt/format.h>
+
+#include "core/select.h"
+#include "core/status_macros.h"
+#include "core/validate.h"
+#include "core/workspace_pool.h"
+
+namespace fovea {
+namespace {
+
+const char* entry_of(const Problem& problem) {
+  return problem.direction == Direction::forward ? "forward" : "backward";
+}
+
+std::string device_name(const Device& device) {
+  if (const Backend* backend = find_backend(device.type))
+    for (const DeviceInfo& info : backend->devices())
+      if (info.device == device) return info.name;
+  return name_of(device.type);
+}
+
+Status check_device(const Problem& problem) {
+  const Backend* backend = find_backend(problem.device.type);
+  if (backend != nullptr)
+    for (const DeviceInfo& info : backend->devices())
+      if (info.device == problem.device) return {};
+  std::string reason = backend == nullptr ? "no such backend in this build" : "no such device";
+  if (backend == nullptr)
+    for (const build::Absent& absent : absent_backend_table())
+      if (std::string_view(absent.backend) == name_of(problem.device.type)) reason = absent.reason;
+  return {StatusCode::unsupported,
+          fmt::format("[{}] device {}:{} cannot be used: {}", entry_of(problem),
+                      name_of(problem.device.type), problem.device.index, reason)};
+}
+
+Status choose_pool(PlanState& plan, const PlanOptions& options) {
+  const Backend* backend = find_backend(plan.problem.device.type);
+  if (backend->pool == nullptr) return {};
+  if (options.num_threads < 0)
+    return {StatusCode::invalid, fmt::format("[{}] num_threads must be 0 or positive; got {}",
+                                             entry_of(plan.problem), options.num_threads)};
+  if (options.pool != nullptr) {
+    if (options.pool->run == nullptr || options.pool->threads < 1)
+      return {StatusCode::invalid,
+              fmt::format("[{}] a ThreadPool needs run and at least one thread; got {} threads",
+                          entry_of(plan.problem), options.pool->threads)};
+    plan.pool = options.pool;
+    return {};
+  }
+  plan.pool =
+      &backend->pool(options.num_threads > 0 ? options.num_threads : backend->default_threads());
+  return {};
+}
+
+proof::Subject subject_of(const Kernel& kernel, const Problem& problem) {
+  std::string description = fmt::format("d{}", problem.head_dim);
+  if (problem.v_head_dim != problem.head_dim)
+    description += fmt::format(" dv{}", problem.v_head_dim);
+  description += fmt::format(" {}", name_of(problem.compute));
+  return {index_of(kernel), &kernel, std::move(description), device_name(problem.device)};
+}
+
+void describe(PlanState& plan, const Selection& selection) {
+  Report& report = plan.report;
+  report.kernel = plan.kernel->id;
+  report.device = plan.problem.device;
+  report.workspace_bytes = static_cast<std::int64_t>(plan.workspace_bytes);
+  report.fused_prologue =
+      plan.problem.features.has(Feature::rope) || plan.problem.features.has(Feature::qk_norm);
+  for (const Considered& c : selection.passed_over) {
+    report.passed_over.push_back({c.kernel->id, render(c.refusal)});
+    plan.refusals.push_back(&counting::refusals_of(kind_of(c.refusal)));
+  }
+  plan.subject = subject_of(*plan.kernel, plan.problem);
+  if (const Considered* preferred = selection.preferred()) {
+    report.fallback = true;
+    plan.has_preferred = true;
+    plan.preferred = subject_of(*preferred->kernel, plan.problem);
+    plan.preferred_reason = render(preferred->refusal);
+  }
+}
+
+template <class Args>
+Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOptions& options) {
+  auto plan = std::make_shared<PlanState>();
+  Result<Problem> problem = validate(args, options.deterministic);
+  if (!problem.ok()) return problem.status();
+  plan->problem = *problem;
+  plan->args = args;
+  FOVEA_RETURN_IF_ERROR(check_device(plan->problem));
+  FOVEA_RETURN_IF_ERROR(choose_pool(*plan, options));
+  Result<Selection> selection =
+      select(plan->problem, effective_choice(options.choice), options.self_check);
+  if (!selection.ok()) return selection.status();
+  plan->kernel = selection->kernel;
+  plan->workspace_bytes =
+      plan->kernel->workspace_bytes(plan->problem, plan->pool == nullptr ? 1 : plan->pool->threads);
+  describe(*plan, *selection);
+  return std::shared_ptr<const PlanState>(std::move(plan));
+}
+
+/// The caller's workspace, or one of the library's on the CPU.
+Status give_workspace(const PlanState& plan, const RunOptions& options,
+                      const BorrowedWorkspace& borrowed, Launch& launch) {
+  launch.workspace_bytes = plan.workspace_bytes;
+  if (plan.workspace_bytes == 0) return {};
+  const char* where = entry_of(plan.problem);
+  if (options.workspace == nullptr) {
+    launch.workspace = borrowed.data();
+    if (launch.workspace == nullptr)
+      return {StatusCode::out_of_memory,
+              fmt::format("[{}] could not allocate {} bytes of workspace for {}", where,
+                          plan.workspace_bytes, plan.kernel->id)};
+    return {};
+  }
+  if (options.workspace_bytes < plan.workspace_bytes)
+    return {StatusCode::out_of_memory,
+            fmt::format("[{}] workspace must have at least {} bytes; got {}", where,
+                        plan.workspace_bytes, options.workspace_bytes)};
+  if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0)
+    return {StatusCode::invalid, fmt::format("[{}] workspace must be 64-byte aligned; got {}", where,
+                                             options.workspace)};
+  launch.workspace = static_cast<std::byte*>(options.workspace);
+  return {};
+}
+
+void count_call(const PlanState& plan, detail::JobState& job) {
+  counting::Totals& totals = counting::totals();
+  ++(plan.problem.direction == Direction::forward ? totals.forward_calls : totals.backward_calls);
+  for (counting::Counter* counter : plan.refusals) ++*counter;
+  if (plan.report.fused_prologue) ++totals.fused_prologues;
+  if (plan.problem.features.has(Feature::quantization)) ++totals.quantized;
+  if (plan.has_preferred) {
+    ++totals.fallbacks;
+    proof::not_used(job, plan.preferred, plan.preferred_reason, plan.kernel->id);
+  }
+}
+
+template <class Args>
+Status run_any(const PlanState& plan, const Args& args, const RunOptions& options) {
+  const char* where = std::is_same_v<Args, ForwardArgs> ? "forward" : "backward";
+  const Args* planned = std::get_if<Args>(&plan.args);
+  if (planned == nullptr)
+    return {StatusCode::invalid,
+            fmt::format("[{}] the plan was made for {}", where, entry_of(plan.problem))};
+  FOVEA_RETURN_IF_ERROR(same_structure(*planned, args));
+  Problem problem = plan.problem;
+  FOVEA_RETURN_IF_ERROR(rebind(problem, args));
+
+  Launch launch;
+  launch.stream = options.stream;
+  launch.pool = plan.pool;
+  const BorrowedWorkspace borrowed(
+      options.workspace == nullptr && plan.pool != nullptr ? plan.workspace_bytes : 0);
+  FOVEA_RETURN_IF_ERROR(give_workspace(plan, options, borrowed, launch));
+
+  detail::JobState& job = detail::JobState::of(options.job);
+  count_call(plan, job);
+  auto& count = counting::totals().kernels[plan.subject.row];
+  ++count.launched;
+  if (Status status = plan.kernel->run(problem, launch); !status.ok()) {
+    ++count.failed;
+    proof::not_used(job, plan.subject, status.message(), nullptr);
+    return status;
+  }
+  ++count.completed;
+  proof::completed(job, plan.subject);
+  return {};
+}
+
+}  // namespace
+
+Result<std::shared_ptr<const PlanState>> make_plan(const ForwardArgs& args,
+                                                   const PlanOptions& options) {
+  return make_any(args, options);
+}
+Result<std::shared_ptr<const PlanState>> make_plan(const BackwardArgs& args,
+                                                   const PlanOptions& options) {
+  return make_any(args, options);
+}
+
+Status run_plan(const PlanState& plan, const ForwardArgs& args, const RunOptions& options) {
+  return run_any(plan, args, options);
+}
+Status run_plan(const PlanState& plan, const BackwardArgs& args, const RunOptions& options) {
+  return run_any(plan, args, options);
+}
+
+}  // namespace fovea

@@ -1,0 +1,42 @@
+// PlanState: a validated call, its kernel and all that running it needs, made once.
+#pragma once
+
+#include <string>
+#include <variant>
+#include <vector>
+
+#include <fovea/plan.h>
+
+#include "contract/kernel.h"
+#include "core/counters.h"
+#include "core/proof.h"
+
+namespace fovea {
+
+/// Immutable once made, so that runs may be concurrent.
+struct PlanState {
+  std::variant<ForwardArgs, BackwardArgs> args;  ///< as planned; runs are compared with them
+  Problem problem;
+  const Kernel* kernel = nullptr;
+  std::size_t workspace_bytes = 0;
+  const ThreadPool* pool = nullptr;
+  Report report;
+
+  proof::Subject subject;  ///< of `kernel`
+  bool has_preferred = false;
+  proof::Subject preferred;  ///< the kernel that should have served, when another one does
+  std::string preferred_reason;
+  std::vector<counting::Counter*> refusals;  ///< one for every kernel passed over
+};
+
+/// Validates, selects (with self-check) and sizes.
+Result<std::shared_ptr<const PlanState>> make_plan(const ForwardArgs& args,
+                                                   const PlanOptions& options);
+Result<std::shared_ptr<const PlanState>> make_plan(const BackwardArgs& args,
+                                                   const PlanOptions& options);
+
+/// Checks that the arguments fit the plan, runs its kernel, counts and proves.
+Status run_plan(const PlanState& plan, const ForwardArgs& args, const RunOptions& options);
+Status run_plan(const PlanState& plan, const BackwardArgs& args, const RunOptions& options);
+
+}  // namespace fovea

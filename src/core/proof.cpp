@@ -1,0 +1,104 @@
+#include "core/proof.h"
+
+#include <fmt/format.h>
+
+#include <cstdio>
+#include <cstdlib>
+
+#include <fovea/introspect.h>
+
+namespace fovea {
+namespace {
+
+ProofLevel level_from_environment() {
+  const char* value = std::getenv("FOVEA_PROOF");
+  const std::string_view text = value == nullptr ? "" : value;
+  if (text == "proof") return ProofLevel::proof;
+  if (text == "all") return ProofLevel::all;
+  return ProofLevel::off;
+}
+
+std::atomic<ProofLevel>& level() {
+  static std::atomic<ProofLevel> value{level_from_environment()};
+  return value;
+}
+
+struct Sink {
+  std::mutex mutex;
+  std::function<void(std::string_view)> function;
+};
+
+Sink& sink() {
+  static auto* instance = new Sink;
+  return *instance;
+}
+
+void emit(const std::string& line) {
+  Sink& s = sink();
+  const std::lock_guard lock(s.mutex);
+  if (s.function)
+    s.function(line);
+  else
+    std::fprintf(stderr, "%s\n", line.c_str());
+}
+
+}  // namespace
+
+void set_proof_level(ProofLevel value) { level() = value; }
+ProofLevel proof_level() { return level().load(std::memory_order_relaxed); }
+
+void set_proof_sink(std::function<void(std::string_view line)> function) {
+  Sink& s = sink();
+  const std::lock_guard lock(s.mutex);
+  s.function = std::move(function);
+}
+
+namespace detail {
+
+JobState& JobState::of(const Job* job) {
+  static auto* process = new JobState("process");
+  return job == nullptr ? *process : *job->state_;
+}
+
+}  // namespace detail
+
+Job::Job(std::string name) : state_(std::make_shared<detail::JobState>(std::move(name))) {}
+Job::~Job() { static_cast<void>(flush()); }
+const std::string& Job::name() const { return state_->name; }
+
+std::vector<std::string> Job::kernels_ran() const {
+  const std::lock_guard lock(state_->mutex);
+  return state_->order;
+}
+
+// CPU kernels complete before run() returns: nothing is ever outstanding.
+Status Job::flush() { return {}; }
+
+namespace proof {
+
+void completed(detail::JobState& job, const Subject& subject) {
+  bool first = false;
+  if (!job.ran[subject.row].load(std::memory_order_acquire)) {
+    const std::lock_guard lock(job.mutex);
+    first = !job.ran[subject.row];
+    if (first) job.order.emplace_back(subject.kernel->id);
+    job.ran[subject.row].store(true, std::memory_order_release);
+  }
+  const ProofLevel level = proof_level();
+  if (level == ProofLevel::all || (first && level == ProofLevel::proof))
+    emit(fmt::format("[fovea] ran {} {} ver={} file={} device={}", subject.kernel->id,
+                     subject.description, version(), library_path(), subject.device));
+}
+
+void not_used(detail::JobState& job, const Subject& subject, const std::string& reason,
+              const char* served_by) {
+  const bool first = !job.refused[subject.row].exchange(true, std::memory_order_relaxed);
+  const ProofLevel level = proof_level();
+  if (level == ProofLevel::all || (first && level == ProofLevel::proof))
+    emit(fmt::format("[fovea] NOT used {} — {}; {}", subject.kernel->id, reason,
+                     served_by == nullptr ? std::string("nothing served instead")
+                                          : fmt::format("served by {}", served_by)));
+}
+
+}  // namespace proof
+}  // namespace fovea

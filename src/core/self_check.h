@@ -1,0 +1,24 @@
+// Self-check: before an instantiation first serves, it must agree with the oracle on a small case.
+#pragma once
+
+#include <string>
+
+#include <fovea/introspect.h>
+
+#include "contract/kernel.h"
+
+namespace fovea {
+
+/// Checks `kernel` for the class of `problem` (compute dtype, head-dim bucket, features) unless that
+/// was done before in this process. Failures disable the instantiation: self_check_failed with the
+/// measured error. Kernels whose backend has no oracle, and the oracle itself, are accepted.
+Refusal check_instantiation(const Kernel& kernel, const Problem& problem);
+
+struct SelfCheckState {
+  SelfCheck state = SelfCheck::not_run;
+  std::string detail;
+};
+/// What has been checked of a kernel so far.
+SelfCheckState self_check_state(const Kernel& kernel);
+
+}  // namespace fovea

@@ -1,0 +1,44 @@
+// SmallCase: a tiny call of the same class as a given problem, to compare a kernel with the oracle.
+#pragma once
+
+#include <cstddef>
+#include <memory>
+#include <vector>
+
+#include <fovea/status.h>
+
+#include "contract/kernel.h"
+
+namespace fovea {
+
+/// Random data (fixed), odd lengths, the problem's dtypes, head dims and score features.
+class SmallCase {
+ public:
+  explicit SmallCase(const Problem& like);
+
+  /// Runs both kernels of one direction and gives the largest relative L2 error over their results
+  /// (LSE: absolute). NaN counts as infinite.
+  Result<double> compare(const Kernel& kernel, const Kernel& oracle);
+
+ private:
+  struct Results {
+    MutableTensorView out, lse, dq, dk, dv;
+  };
+
+  template <class View = MutableTensorView>
+  View tensor(DType dtype, std::initializer_list<std::int64_t> shape);
+  TensorView random(DType dtype, std::initializer_list<std::int64_t> shape, double deviation);
+  Results make_results();
+  Status run_forward(const Kernel& kernel, const Results& results);
+  Status run_backward(const Kernel& kernel, const Results& saved, const Results& results);
+  Status execute(const Kernel& kernel, const Problem& problem);
+
+  const Problem& like_;
+  std::vector<std::unique_ptr<std::byte[]>> storage_;
+  std::uint64_t random_state_ = 0x2545F4914F6CDD1Du;
+  AttentionParams params_;
+  TensorView dout_, dlse_;
+  std::int64_t q_heads_, kv_heads_;
+};
+
+}  // namespace fovea

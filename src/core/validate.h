@@ -1,0 +1,29 @@
+// Validation: from what the caller gave to the Problem that kernels see, or a message that says why
+// not. Everything a kernel may rely on is checked here, once.
+#pragma once
+
+#include <fovea/attention.h>
+#include <fovea/status.h>
+
+#include "contract/problem.h"
+
+namespace fovea {
+
+/// Checks shapes, dtypes, devices, options and memory, and derives the Problem.
+Result<Problem> validate(const ForwardArgs& args, bool deterministic = false);
+Result<Problem> validate(const BackwardArgs& args, bool deterministic = false);
+
+/// Whether `args` differ from those that `planned` came from in nothing but data pointers, dropout
+/// seed and offset, and RoPE offsets; says what differs otherwise.
+Status same_structure(const ForwardArgs& planned, const ForwardArgs& args);
+Status same_structure(const BackwardArgs& planned, const BackwardArgs& args);
+
+/// `planned` with the data pointers, seed and offsets of `args`, its memory checked again.
+Status rebind(Problem& problem, const ForwardArgs& args);
+Status rebind(Problem& problem, const BackwardArgs& args);
+
+/// A hash of all that same_structure() compares.
+std::uint64_t structure_hash(const ForwardArgs& args);
+std::uint64_t structure_hash(const BackwardArgs& args);
+
+}  // namespace fovea

@@ -1,0 +1,22 @@
+// Instruction sets of this CPU, as far as FOVEA_CPU_ISA (portable, avx2, avx512) allows them.
+#pragma once
+
+#include <string>
+
+#include "contract/refusal.h"
+
+namespace fovea::cpu {
+
+enum class Isa { portable, avx2, avx512 };
+
+/// Whether kernels compiled for `isa` may run here. FOVEA_CPU_ISA is read once.
+Refusal isa_available(Isa isa);
+
+/// The best instruction set that is available.
+Isa best_isa();
+
+/// The CPU's model name, and the instruction sets it has that matter here.
+std::string model_name();
+std::string capabilities();
+
+}  // namespace fovea::cpu

@@ -1,0 +1,54 @@
+#!/usr/bin/env python3
+"""configure_test.py CMAKE CC CXX: what CMake must refuse, it refuses with a clear message."""
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+CMAKE, CC, CXX = sys.argv[1:4]
+LIBRARY_ONLY = ["-DFOVEA_BUILD_TESTS=OFF", "-DFOVEA_BUILD_CLI=OFF", "-DFOVEA_BUILD_LM=OFF"]
+ROW = "FOVEA_KERNEL(cpu_planted_forward, planted, {})\n"
+
+# Name, options, row added to src/cpu/kernels.def, what the message must say (None: it configures).
+CASES = [
+    ("library alone", LIBRARY_ONLY, "", None),
+    ("kernel without source", LIBRARY_ONLY, ROW.format("baseline"), "names planted.cpp"),
+    ("unknown instruction set", LIBRARY_ONLY, ROW.format("sse9"), "cannot read this row"),
+    ("row that is no row", LIBRARY_ONLY, "FOVEA_KERNEL(oops)\n", "cannot read this row"),
+    ("CUDA", [*LIBRARY_ONLY, "-DFOVEA_WITH_CUDA=ON"], "", "not part of this version"),
+    ("tool without runtime", ["-DFOVEA_BUILD_LM=OFF"], "", "needs FOVEA_BUILD_LM"),
+]
+
+
+def main():
+    environment = {**os.environ, "CC": CC, "CXX": CXX}
+    failures = 0
+    with tempfile.TemporaryDirectory() as temporary:
+        copy = Path(temporary) / "copy"
+        for name in ("cmake", "src", "include"):
+            shutil.copytree(ROOT / name, copy / name)
+        for name in ("CMakeLists.txt", "LICENSE"):
+            shutil.copy(ROOT / name, copy / name)
+        rows = copy / "src/cpu/kernels.def"
+        before = rows.read_text()
+        for name, options, row, expected in CASES:
+            rows.write_text(before + row)
+            build = Path(temporary) / "build"
+            shutil.rmtree(build, ignore_errors=True)
+            run = subprocess.run([CMAKE, "-S", copy, "-B", build, "-G", "Ninja", *options],
+                                 env=environment, capture_output=True, text=True)
+            output = " ".join((run.stdout + run.stderr).split())
+            right = run.returncode == 0 if expected is None else (
+                run.returncode != 0 and expected in output)
+            if not right:
+                print(f"FAILED: {name}: wanted {expected!r}\n{run.stdout}{run.stderr}")
+                failures += 1
+    print(f"{len(CASES) - failures} of {len(CASES)} configurations as they should be")
+    return 1 if failures else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
