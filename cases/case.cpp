@@ -103,6 +103,7 @@ std::string name_of(const Case& c) {
   if (c.q_segments != 1 || c.k_segments != 1 || c.v_segments != 1) {
     name += fmt::format("_seg-{}-{}-{}", c.q_segments, c.k_segments, c.v_segments);
   }
+  if (c.out_segments != 1) name += fmt::format("_outseg{}", c.out_segments);
   if (c.qk_norm != NormKind::none) {
     name += c.qk_norm == NormKind::weights ? "_qknorm" : "_qknorm-plain";
   }
@@ -133,7 +134,8 @@ bool additive(const MaskCase& mask) { return is_floating(mask.dtype); }
 /// The first rule that the case breaks, or null.
 const char* broken_rule(const Case& c) {
   const bool packed = c.varlen != IndexKind::none, paged = c.page_size != 0;
-  const bool segmented = c.q_segments != 1 || c.k_segments != 1 || c.v_segments != 1;
+  const bool segmented =
+      c.q_segments != 1 || c.k_segments != 1 || c.v_segments != 1 || c.out_segments != 1;
   const bool mixed = c.q_dtype != c.k_dtype || c.k_dtype != c.v_dtype;
   const bool any_f64 =
       c.q_dtype == DType::f64 || c.k_dtype == DType::f64 || c.v_dtype == DType::f64;
@@ -163,9 +165,10 @@ const char* broken_rule(const Case& c) {
       rule(paged && c.seqused == IndexKind::none, "paged needs seqused"),
       rule(paged && c.k_dtype != c.v_dtype && c.cast == DType::none, "paged pools share a dtype"),
       rule(segmented && (packed || paged), "segments exclude varlen and paged"),
-      rule(std::max({c.q_segments, c.k_segments, c.v_segments}) > kMaxSegments,
+      rule(std::max({c.q_segments, c.k_segments, c.v_segments, c.out_segments}) > kMaxSegments,
            "at most 4 segments"),
-      rule(std::min({c.q_segments, c.k_segments, c.v_segments}) < 1, "at least 1 segment"),
+      rule(std::min({c.q_segments, c.k_segments, c.v_segments, c.out_segments}) < 1,
+           "at least 1 segment"),
       rule(c.rope.enabled && (c.rope.rotary_dim == 0
                                   ? c.head_dim % 2 != 0
                                   : c.rope.rotary_dim % 2 != 0 || c.rope.rotary_dim > c.head_dim),
@@ -182,6 +185,8 @@ const char* broken_rule(const Case& c) {
       rule(c.layout == Layout::stride0_kv && (packed || paged), "stride0_kv is dense"),
       rule((c.nan_v || c.inf_k) && (c.kv_len == 0 || c.q_len == 0 || c.batch == 0),
            "nan_v and inf_k need elements"),
+      rule(c.no_dout && !c.dlse, "nodout needs dlse"),
+      rule(c.no_dout && (c.expanded_dout || c.inf_dout), "nodout excludes dout0 and inf_dout"),
       rule(c.no_dq && c.no_dk && c.no_dv && !c.dmask && !c.dsinks, "no gradient is left"),
       rule(!(c.softcap >= 0) || !std::isfinite(c.softcap), "softcap is positive"),
       rule(!std::isfinite(c.scale.value_or(1)) || !std::isfinite(c.logits_std),

@@ -23,6 +23,7 @@
 //   seqused | seqused-i64     key lengths
 //   paged16                   a paged KV cache and its page size
 //   seg-2-3-1                 segments of q, k and v
+//   outseg2                   segments of out and dout
 //   qknorm | qknorm-plain     with or without weights
 //   rope-il-half-s-all-f32    style (il, half), table (half, dup), its batch (s, 1s, bs),
 //   rotary_dim
@@ -32,6 +33,7 @@
 //   std64                     standard deviation of the logits over that of unit inputs
 //   nan_v inf_k inf_dout      a non-finite value where a row sees it
 //   nolse                     forward without LSE
+//   dout0 | nodout            one value of dout expanded by strides of 0 | no dout
 //   dlse dmask dsinks dnorm nodq nodk nodv             what backward is given and asked for
 #pragma once
 
@@ -125,7 +127,7 @@ struct Case {
 
   IndexKind varlen = IndexKind::none, seqused = IndexKind::none;
   std::int64_t page_size = 0;  ///< 0: not paged
-  std::int64_t q_segments = 1, k_segments = 1, v_segments = 1;
+  std::int64_t q_segments = 1, k_segments = 1, v_segments = 1, out_segments = 1;
   NormKind qk_norm = NormKind::none;
   RopeCase rope;
 
@@ -133,7 +135,7 @@ struct Case {
   bool unaligned = false;
   double logits_std = 1;
   bool nan_v = false, inf_k = false, inf_dout = false;
-  bool no_lse = false;
+  bool no_lse = false, no_dout = false, expanded_dout = false;
   bool dlse = false, dmask = false, dsinks = false, dnorm = false;
   bool no_dq = false, no_dk = false, no_dv = false;
 

@@ -27,7 +27,7 @@ struct Flag {
   std::string_view token;
   bool* (*of)(Case&);
 };
-inline constexpr std::array<Flag, 21> kFlags{{
+inline constexpr std::array<Flag, 23> kFlags{{
     {"f32out", [](Case& c) { return &c.f32_out; }},
     {"f32grads", [](Case& c) { return &c.f32_grads; }},
     {"tf32", [](Case& c) { return &c.tf32; }},
@@ -41,6 +41,8 @@ inline constexpr std::array<Flag, 21> kFlags{{
     {"inf_k", [](Case& c) { return &c.inf_k; }},
     {"inf_dout", [](Case& c) { return &c.inf_dout; }},
     {"nolse", [](Case& c) { return &c.no_lse; }},
+    {"dout0", [](Case& c) { return &c.expanded_dout; }},
+    {"nodout", [](Case& c) { return &c.no_dout; }},
     {"dlse", [](Case& c) { return &c.dlse; }},
     {"dmask", [](Case& c) { return &c.dmask; }},
     {"dsinks", [](Case& c) { return &c.dsinks; }},

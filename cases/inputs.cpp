@@ -80,22 +80,29 @@ void plant(Inputs& inputs, const std::vector<Tensor>& segments, double value) {
 void make_upstream(Inputs& inputs, RandomNumbers& random) {
   const Case& c = inputs.c;
   const bool packed = c.varlen != IndexKind::none;
-  const Layout layout = c.layout == Layout::packed_qkv ? Layout::bshd : c.layout;
-  const std::int64_t total = inputs.lengths.total_q;
-  inputs.dout = packed ? make_tensor(c.out_dtype(), {total, c.q_heads, c.v_head_dim}, kPacked,
-                                     layout, c.unaligned)
-                       : make_tensor(c.out_dtype(), {c.batch, c.q_heads, c.q_len, c.v_head_dim},
-                                     kDense, layout, c.unaligned);
-  const DType lse_dtype = DType::f32;
-  inputs.dlse = packed ? make_tensor(lse_dtype, {c.q_heads, total})
-                       : make_tensor(lse_dtype, {c.batch, c.q_heads, c.q_len}, kLse,
-                                     layout == Layout::bshd ? Layout::bhsd : layout);
   const std::int64_t owned = inputs.lengths.q_begin.back();
-  inputs.dout.fill(
-      [&](const Index& at) { return packed && at[0] >= owned ? std::nan("") : random.normal(); });
+  if (!c.no_dout) inputs.dout = make_like_out(c, inputs.lengths, c.out_dtype());
+  for (Tensor& dout : inputs.dout) {
+    if (c.expanded_dout) {
+      const MutableTensorView shape = dout.view;
+      dout = make_tensor(c.out_dtype(), {1});
+      dout.set({}, random.normal());
+      void* value = dout.view.data;
+      dout.view = shape;
+      dout.view.data = value;
+      dout.view.strides = {};
+      continue;
+    }
+    dout.fill(
+        [&](const Index& at) { return packed && at[0] >= owned ? std::nan("") : random.normal(); });
+  }
+  if (c.inf_dout && !inputs.dout.empty() && inputs.dout[0].view.elements() > 0) {
+    inputs.dout[0].set({}, HUGE_VAL);
+  }
+  if (!c.dlse) return;
+  inputs.dlse = make_like_lse(c, inputs.lengths);
   inputs.dlse.fill(
       [&](const Index& at) { return packed && at[1] >= owned ? std::nan("") : random.normal(); });
-  if (c.inf_dout && inputs.dout.view.elements() > 0) inputs.dout.set({}, HUGE_VAL);
 }
 
 void make_norm_weights(Inputs& inputs, RandomNumbers& random) {
@@ -192,11 +199,12 @@ std::vector<const Tensor*> Inputs::tensors() const {
   for (const Tensor& t : operands.v) {
     if (!shared) add(t);
   }
+  for (const Tensor& t : dout) add(t);
   for (const Tensor& t : q_weights) add(t);
   for (const Tensor& t : k_weights) add(t);
   for (const Tensor* t :
        {&mask, &slopes, &sinks, &drop_seed, &drop_offset, &drop_streams, &cu_seqlens_q,
-        &cu_seqlens_k, &seqused, &block_table, &cos, &sin, &q_offsets, &k_offsets, &dout, &dlse}) {
+        &cu_seqlens_k, &seqused, &block_table, &cos, &sin, &q_offsets, &k_offsets, &dlse}) {
     add(*t);
   }
   return all;

@@ -43,6 +43,11 @@ struct Operands {
 Operands make_operands(const Case& c, const Lengths& lengths, const std::vector<DType>& qkv_dtypes,
                        bool gradients);
 
+/// Poisoned memory for out, dout: one tensor a segment.
+std::vector<Tensor> make_like_out(const Case& c, const Lengths& lengths, DType dtype);
+/// The same for lse and dlse.
+Tensor make_like_lse(const Case& c, const Lengths& lengths);
+
 /// Where row j of a sequence's keys lies.
 struct RowPlace {
   std::size_t segment = 0;
@@ -61,7 +66,8 @@ struct Inputs {
   Tensor drop_seed, drop_offset, drop_streams;
   Tensor cu_seqlens_q, cu_seqlens_k, seqused, block_table;
   Tensor cos, sin, q_offsets, k_offsets;
-  Tensor dout, dlse;
+  std::vector<Tensor> dout;
+  Tensor dlse;
 
   AttentionParams params;  ///< views of the tensors above
 

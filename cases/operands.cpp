@@ -84,6 +84,26 @@ Operands make_operands(const Case& c, const Lengths& lengths, const std::vector<
   return operands;
 }
 
+std::vector<Tensor> make_like_out(const Case& c, const Lengths& lengths, DType dtype) {
+  // A packed projection has no room for it: [batch, seq, heads, dim] is what goes with one.
+  Case like = c;
+  if (c.layout == Layout::packed_qkv) like.layout = Layout::bshd;
+  if (c.varlen != IndexKind::none) {
+    return {make_tensor(dtype, {lengths.total_q, c.q_heads, c.v_head_dim}, kPacked, like.layout,
+                        c.unaligned)};
+  }
+  return make_dense(like, dtype, c.q_heads, c.q_len, c.v_head_dim, c.out_segments, false);
+}
+
+Tensor make_like_lse(const Case& c, const Lengths& lengths) {
+  const DType dtype = c.compute() == DType::f64 ? DType::f64 : DType::f32;
+  if (c.varlen != IndexKind::none) return make_tensor(dtype, {c.q_heads, lengths.total_q});
+  // [batch, seq, heads] for bshd would be no layout that anybody has.
+  const bool plain = c.layout == Layout::bshd || c.layout == Layout::packed_qkv;
+  return make_tensor(dtype, {c.batch, c.q_heads, c.q_len}, kLse, plain ? Layout::bhsd : c.layout,
+                     c.unaligned);
+}
+
 namespace {
 
 RowPlace place_in_segments(const std::vector<Tensor>& segments, std::int64_t b, std::int64_t row) {

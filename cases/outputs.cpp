@@ -13,31 +13,6 @@ DType widened(const Inputs& inputs, Width width, DType asked) {
   return inputs.c.compute() == DType::f64 ? DType::f64 : DType::f32;
 }
 
-/// Layout of out: a packed projection has no room for it.
-Layout out_layout(const Case& c) {
-  return c.layout == Layout::packed_qkv ? Layout::bshd : c.layout;
-}
-
-Tensor make_out(const Inputs& inputs, DType dtype) {
-  const Case& c = inputs.c;
-  if (c.varlen != IndexKind::none) {
-    return make_tensor(dtype, {inputs.lengths.total_q, c.q_heads, c.v_head_dim}, kPacked,
-                       out_layout(c), c.unaligned);
-  }
-  return make_tensor(dtype, {c.batch, c.q_heads, c.q_len, c.v_head_dim}, kDense, out_layout(c),
-                     c.unaligned);
-}
-
-Tensor make_lse(const Inputs& inputs, DType dtype) {
-  const Case& c = inputs.c;
-  if (c.varlen != IndexKind::none) {
-    return make_tensor(dtype, {c.q_heads, inputs.lengths.total_q});
-  }
-  // Rows of LSE in the order of its view: bshd would only permute heads and rows.
-  return make_tensor(dtype, {c.batch, c.q_heads, c.q_len}, kLse,
-                     out_layout(c) == Layout::bshd ? Layout::bhsd : out_layout(c), c.unaligned);
-}
-
 void add(Outputs& outputs, std::string name, Tensor tensor, int owned_axis = -1,
          std::int64_t owned = 0) {
   MutableTensorView written = tensor.view;
@@ -89,11 +64,13 @@ Outputs make_forward_outputs(const Inputs& inputs, Width width) {
   const bool packed = c.varlen != IndexKind::none;
   const std::int64_t owned = inputs.lengths.q_begin.back();
   Outputs outputs;
-  add(outputs, "out", make_out(inputs, widened(inputs, width, c.out_dtype())), packed ? 0 : -1,
-      owned);
+  const std::vector<Tensor> out =
+      make_like_out(c, inputs.lengths, widened(inputs, width, c.out_dtype()));
+  for (std::size_t n = 0; n < out.size(); ++n) {
+    add(outputs, segment_name("out", n, out.size()), out[n], packed ? 0 : -1, owned);
+  }
   if (width == Width::widest || !c.no_lse) {
-    add(outputs, "lse", make_lse(inputs, widened(inputs, width, DType::f32)), packed ? 1 : -1,
-        owned);
+    add(outputs, "lse", make_like_lse(c, inputs.lengths), packed ? 1 : -1, owned);
   }
   return outputs;
 }
@@ -101,13 +78,19 @@ Outputs make_forward_outputs(const Inputs& inputs, Width width) {
 ForwardArgs forward_args(const Inputs& inputs, const Outputs& outputs) {
   ForwardArgs args;
   args.params = inputs.params;
-  args.out = outputs.list[0].tensor.view;
-  if (outputs.list.size() > 1) args.lse = outputs.list[1].tensor.view;
+  for (const Output& output : outputs.list) {
+    if (output.name == "lse") {
+      args.lse = output.tensor.view;
+    } else {
+      args.out.add(output.tensor.view);
+    }
+  }
   return args;
 }
 
 Saved make_saved(const Inputs& inputs, const Outputs& oracle) {
-  Saved saved{make_out(inputs, inputs.c.out_dtype()), make_lse(inputs, DType::f32)};
+  Saved saved{make_like_out(inputs.c, inputs.lengths, inputs.c.out_dtype()),
+              make_like_lse(inputs.c, inputs.lengths)};
   const auto copy = [](const Output& from, const Tensor& to) {
     MutableTensorView target = to.view;
     target.shape = from.written.shape;
@@ -115,8 +98,8 @@ Saved make_saved(const Inputs& inputs, const Outputs& oracle) {
       store(target.data, target.dtype, offset, from.tensor.get(index));
     });
   };
-  copy(oracle.list[0], saved.out);
-  copy(oracle.list[1], saved.lse);
+  for (std::size_t n = 0; n < saved.out.size(); ++n) copy(oracle.list[n], saved.out[n]);
+  copy(*oracle.find("lse"), saved.lse);
   return saved;
 }
 
@@ -159,9 +142,9 @@ Outputs make_backward_outputs(const Inputs& inputs, Width width) {
 BackwardArgs backward_args(const Inputs& inputs, const Saved& saved, const Outputs& outputs) {
   BackwardArgs args;
   args.params = inputs.params;
-  args.out = saved.out.view;
+  for (const Tensor& out : saved.out) args.out.add(out.view);
   args.lse = saved.lse.view;
-  args.dout = inputs.dout.view;
+  for (const Tensor& dout : inputs.dout) args.dout.add(dout.view);
   if (inputs.c.dlse) args.dlse = inputs.dlse.view;
   const auto view_of = [&](const std::string& name) {
     const Output* output = outputs.find(name);

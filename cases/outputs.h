@@ -36,7 +36,8 @@ ForwardArgs forward_args(const Inputs& inputs, const Outputs& outputs);
 
 /// Forward's results as backward reads them.
 struct Saved {
-  Tensor out, lse;
+  std::vector<Tensor> out;
+  Tensor lse;
 };
 /// Memory like out and lse of the case, to be filled by the oracle's results.
 Saved make_saved(const Inputs& inputs, const Outputs& oracle);

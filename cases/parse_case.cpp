@@ -173,6 +173,7 @@ std::string_view read_operands(std::string_view token, const Parts& parts, Case&
       read_number(parts[2], c.k_segments) && read_number(parts[3], c.v_segments)) {
     return "seg";
   }
+  if (token.starts_with("outseg") && read_number(token.substr(6), c.out_segments)) return "outseg";
   if (token == "qknorm" || token == "qknorm-plain") {
     c.qk_norm = token == "qknorm" ? NormKind::weights : NormKind::plain;
     return "qknorm";

@@ -101,6 +101,11 @@ Gpt2::Gpt2(const Gpt2Config& config, Rng& rng) : Gpt2(config) {
   }
 }
 
+void Gpt2::set_attention_backend(const std::string& name) {
+  check_attention_backend(name);
+  config_.attention_backend = name;
+}
+
 std::int64_t Gpt2::parameter_count() const {
   std::int64_t count = 0;
   for (const Parameter& parameter : parameters_) count += parameter.var.value().numel();

@@ -71,6 +71,8 @@ class Gpt2 {
   explicit Gpt2(const Gpt2Config& config);
 
   [[nodiscard]] const Gpt2Config& config() const { return config_; }
+  /// Throws fovea::Error unless it is unfused, flash or auto.
+  void set_attention_backend(const std::string& name);
   /// In a fixed order.
   [[nodiscard]] const std::vector<Parameter>& parameters() const { return parameters_; }
   [[nodiscard]] std::int64_t parameter_count() const;

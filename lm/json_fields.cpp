@@ -46,8 +46,8 @@ json parse_json_object(std::string_view text, const std::string& where) {
   return result;
 }
 
-JsonFields::JsonFields(const json& json, std::string where)
-    : json_(json), where_(std::move(where)) {
+JsonFields::JsonFields(const json& object, std::string where)
+    : json_(object), where_(std::move(where)) {
   if (!json_.is_object()) fail("[{}] a JSON object is wanted; got {}", where_, json_.type_name());
 }
 

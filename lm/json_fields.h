@@ -21,8 +21,8 @@ std::string brief(const nlohmann::json& value);
 /// that nobody took throws fovea::Error that names it.
 class JsonFields {
  public:
-  /// `json` must outlive this.
-  JsonFields(const nlohmann::json& json, std::string where);
+  /// `object` must outlive this.
+  JsonFields(const nlohmann::json& object, std::string where);
 
   [[nodiscard]] bool has(const char* key) const { return json_.contains(key); }
   const nlohmann::json& any(const char* key);

@@ -30,7 +30,7 @@ TrainOptions saved_options(const CheckpointFile& checkpoint) {
 }  // namespace
 
 void TrainOptions::validate() const {
-  constexpr std::int64_t kLargest = 1 << 24;
+  static constexpr std::int64_t kLargest = 1 << 24;
   const auto check = [](const char* name, std::int64_t value, std::int64_t smallest) {
     if (value < smallest || value > kLargest) {
       fail("[train] {} must be {} to {}; got {}", name, smallest, kLargest, value);

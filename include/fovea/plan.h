@@ -39,7 +39,7 @@ struct PlanOptions {
   bool self_check = true;      ///< check the kernel against the oracle before it first serves
   bool autotune = false;       ///< measure the eligible kernels once per shape class
   int num_threads = 0;         ///< CPU workers; 0 = FOVEA_NUM_THREADS, else the usable cores
-  const ThreadPool* pool = nullptr;  ///< CPU: run there instead; must outlive the plan
+  const ThreadPool* pool = nullptr;  ///< CPU: run there instead; `self` must outlive the plan
 };
 
 /// Where and with what one run happens.

@@ -16,8 +16,7 @@ struct OptionsKey {
   EffectiveChoice choice;
   bool deterministic, self_check, autotune;
   int num_threads;
-  const ThreadPool* pool;
-  int pool_threads;
+  ThreadPool pool;
 
   explicit OptionsKey(const PlanOptions& o)
       : choice(effective_choice(o.choice)),
@@ -25,15 +24,14 @@ struct OptionsKey {
         self_check(o.self_check),
         autotune(o.autotune),
         num_threads(o.num_threads),
-        pool(o.pool),
-        pool_threads(o.pool == nullptr ? 0 : o.pool->threads) {}
+        pool(o.pool == nullptr ? ThreadPool{} : *o.pool) {}
 
   bool operator==(const OptionsKey& other) const {
     return choice.kernel == other.choice.kernel && choice.backend == other.choice.backend &&
            choice.strict == other.choice.strict && deterministic == other.deterministic &&
            self_check == other.self_check && autotune == other.autotune &&
-           num_threads == other.num_threads && pool == other.pool &&
-           pool_threads == other.pool_threads;
+           num_threads == other.num_threads && pool.threads == other.pool.threads &&
+           pool.self == other.pool.self && pool.run == other.pool.run;
   }
 };
 

@@ -46,11 +46,11 @@ Status choose_pool(PlanState& plan, const PlanOptions& options) {
       return {StatusCode::invalid,
               fmt::format("[{}] a ThreadPool needs run and at least one thread; got {} threads",
                           entry_of(plan.problem), options.pool->threads)};
-    plan.pool = options.pool;
+    plan.pool = *options.pool;
     return {};
   }
   plan.pool =
-      &backend->pool(options.num_threads > 0 ? options.num_threads : backend->default_threads());
+      backend->pool(options.num_threads > 0 ? options.num_threads : backend->default_threads());
   return {};
 }
 
@@ -96,7 +96,7 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
   if (!selection.ok()) return selection.status();
   plan->kernel = selection->kernel;
   plan->workspace_bytes =
-      plan->kernel->workspace_bytes(plan->problem, plan->pool == nullptr ? 1 : plan->pool->threads);
+      plan->kernel->workspace_bytes(plan->problem, plan->pool.threads);
   describe(*plan, *selection);
   return std::shared_ptr<const PlanState>(std::move(plan));
 }
@@ -151,9 +151,9 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
 
   Launch launch;
   launch.stream = options.stream;
-  launch.pool = plan.pool;
+  launch.pool = &plan.pool;
   const BorrowedWorkspace borrowed(
-      options.workspace == nullptr && plan.pool != nullptr ? plan.workspace_bytes : 0);
+      options.workspace == nullptr && plan.pool.run != nullptr ? plan.workspace_bytes : 0);
   FOVEA_RETURN_IF_ERROR(give_workspace(plan, options, borrowed, launch));
 
   detail::JobState& job = detail::JobState::of(options.job);

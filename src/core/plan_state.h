@@ -19,7 +19,7 @@ struct PlanState {
   Problem problem;
   const Kernel* kernel = nullptr;
   std::size_t workspace_bytes = 0;
-  const ThreadPool* pool = nullptr;
+  ThreadPool pool;  ///< CPU: a copy of the caller's, or the library's
   Report report;
 
   proof::Subject subject;  ///< of `kernel`

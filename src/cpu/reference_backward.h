@@ -83,10 +83,12 @@ void backward_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
   evaluate_row(head, arithmetic, i, scratch.q, scratch.k, row);
   if (std::isinf(row.lse) && row.lse < 0) row.count = 0;  // every p is 0
 
-  const RowPlace place = place_of_q_row(p, p.dout, sequence, head.head, i);
+  const SegmentRow at = find_row(p.dout_segments, i);
+  const TensorView& dout = p.dout_segments.segments[at.segment].tensor;
+  const RowPlace place = place_of_q_row(p, dout, sequence, head.head, at.row);
   for (std::int64_t d = 0; d < p.v_head_dim; ++d)
     scratch.dout[d] =
-        arithmetic.operand(static_cast<Real>(load(p.dout, place.offset + d * place.step)));
+        arithmetic.operand(static_cast<Real>(load(dout, place.offset + d * place.step)));
   Real dlse = 0;
   if (p.dlse.present())
     dlse = static_cast<Real>(load(p.dlse, place_of_lse(p, p.dlse, sequence, head.head, i)));
@@ -107,10 +109,10 @@ void backward_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
     const std::int64_t j = row.key[n];
     const Real ds = arithmetic.stored(row.probability[n] * (scratch.dp[n] - delta + dlse));
     if (sums.dmask != nullptr) {
-      const std::int64_t at[4] = {sequence.batch, head.head, i, j};
+      const std::int64_t index[4] = {sequence.batch, head.head, i, j};
       std::int64_t element = 0;
       for (int d = 0; d < 4; ++d)
-        element = element * sums.mask_sizes[d] + (sums.mask_sizes[d] == 1 ? 0 : at[d]);
+        element = element * sums.mask_sizes[d] + (sums.mask_sizes[d] == 1 ? 0 : index[d]);
       sums.dmask[element] += static_cast<double>(ds);
     }
     const Real dx = arithmetic.operand(ds * row.softcap_slope[n]);

@@ -73,9 +73,11 @@ void forward_unit(const Problem& p, const Arithmetic& arithmetic, Unit unit,
         const Real weight = arithmetic.operand(arithmetic.stored(row.probability[n]) * row.drop[n]);
         scratch.out.add(0, n, weight, scratch.v + row.key[n] * p.v_head_dim);
       }
-      const RowPlace place = place_of_q_row(p, p.out, sequence, h, i);
+      const SegmentRow at = find_row(p.out_segments, i);
+      const MutableTensorView& out = p.out_segments.segments[at.segment].tensor;
+      const RowPlace place = place_of_q_row(p, out, sequence, h, at.row);
       for (std::int64_t d = 0; d < p.v_head_dim; ++d)
-        store(p.out, place.offset + d * place.step, static_cast<double>(scratch.out.total(0, d)));
+        store(out, place.offset + d * place.step, static_cast<double>(scratch.out.total(0, d)));
       if (p.lse.present())
         store(p.lse, place_of_lse(p, p.lse, sequence, h, i), static_cast<double>(row.lse));
     }

@@ -129,33 +129,21 @@ const Operand& operand_of(const Problem& p, Side side) {
   return side == Side::q ? p.params.q : side == Side::k ? p.params.k : p.params.v;
 }
 
-OperandRow find_row(const Problem& p, Side side, std::int64_t row) {
-  const Operand& operand = operand_of(p, side);
-  OperandRow found{0, row};
-  while (found.segment + 1 < operand.count) {
-    const std::int64_t rows = operand.segments[found.segment].tensor.shape[2];
-    if (found.row < rows) break;
-    found.row -= rows;
-    ++found.segment;
-  }
-  return found;
-}
-
 RowPlace place_of(const Problem& p, Side side, const TensorView& view, const Sequence& s,
-                  std::int64_t head, OperandRow row) {
-  if (side == Side::q) return place_of_q_row(p, view, s, head, row.row);
+                  std::int64_t head, std::int64_t row) {
+  if (side == Side::q) return place_of_q_row(p, view, s, head, row);
   if (paged(p)) {
     const TensorView& table = p.params.paged.block_table;
     const std::int64_t page_size = view.shape[1];
     const std::int64_t listed =
-        load_integer(table, s.batch * table.strides[0] + row.row / page_size * table.strides[1]);
+        load_integer(table, s.batch * table.strides[0] + row / page_size * table.strides[1]);
     const std::int64_t page = std::clamp(listed, std::int64_t{0}, view.shape[0] - 1);
-    return {page * view.strides[0] + row.row % page_size * view.strides[1] + head * view.strides[2],
+    return {page * view.strides[0] + row % page_size * view.strides[1] + head * view.strides[2],
             view.strides[3]};
   }
   if (packed_k(p))
-    return {(s.k_begin + row.row) * view.strides[0] + head * view.strides[1], view.strides[2]};
-  return {s.batch * view.strides[0] + head * view.strides[1] + row.row * view.strides[2],
+    return {(s.k_begin + row) * view.strides[0] + head * view.strides[1], view.strides[2]};
+  return {s.batch * view.strides[0] + head * view.strides[1] + row * view.strides[2],
           view.strides[3]};
 }
 
@@ -163,9 +151,10 @@ template <class Arithmetic>
 void load_row(const Problem& p, const Arithmetic& arithmetic, Side side, const Sequence& s,
               std::int64_t head, std::int64_t row, typename Arithmetic::Real* to) {
   using Real = typename Arithmetic::Real;
-  const OperandRow at = find_row(p, side, row);
-  const auto& segment = operand_of(p, side).segments[at.segment];
-  const RowPlace place = place_of(p, side, segment.tensor, s, head, at);
+  const Operand& operand = operand_of(p, side);
+  const SegmentRow at = find_row(operand, row);
+  const auto& segment = operand.segments[at.segment];
+  const RowPlace place = place_of(p, side, segment.tensor, s, head, at.row);
   const std::int64_t dim = side == Side::v ? p.v_head_dim : p.head_dim;
   for (std::int64_t d = 0; d < dim; ++d)
     to[d] = static_cast<Real>(load(segment.tensor, place.offset + d * place.step));
@@ -185,8 +174,9 @@ void store_gradient(const Problem& p, Side side, const Sequence& s, std::int64_t
                     std::int64_t row, typename Arithmetic::Real* gradient,
                     typename Arithmetic::Real* scratch, Accumulator<Arithmetic>& dweights) {
   using Real = typename Arithmetic::Real;
-  const OperandRow at = find_row(p, side, row);
-  const auto& segment = operand_of(p, side).segments[at.segment];
+  const Operand& operand = operand_of(p, side);
+  const SegmentRow at = find_row(operand, row);
+  const auto& segment = operand.segments[at.segment];
   const MutableOperand& wanted = side == Side::q ? p.dq : side == Side::k ? p.dk : p.dv;
   const auto& to = wanted.segments[at.segment];
   const std::int64_t dim = side == Side::v ? p.v_head_dim : p.head_dim;
@@ -195,7 +185,7 @@ void store_gradient(const Problem& p, Side side, const Sequence& s, std::int64_t
   if (!zero && rotated(p, side)) rotate(p, side, s.batch, row, true, gradient);
   if (!zero && normalised(p, side)) {
     Real *x = scratch, *terms = scratch + dim;
-    const RowPlace place = place_of(p, side, segment.tensor, s, head, at);
+    const RowPlace place = place_of(p, side, segment.tensor, s, head, at.row);
     for (std::int64_t d = 0; d < dim; ++d) {
       x[d] = static_cast<Real>(load(segment.tensor, place.offset + d * place.step));
       terms[d] = x[d] * gradient[d];
@@ -207,7 +197,7 @@ void store_gradient(const Problem& p, Side side, const Sequence& s, std::int64_t
     for (std::int64_t d = 0; d < dim; ++d) gradient[d] = r * (gradient[d] - x[d] * along);
   }
   if (!to.tensor.present()) return;
-  const RowPlace place = place_of(p, side, to.tensor, s, head, at);
+  const RowPlace place = place_of(p, side, to.tensor, s, head, at.row);
   for (std::int64_t d = 0; d < dim; ++d)
     store(to.tensor, place.offset + d * place.step, static_cast<double>(gradient[d]));
 }

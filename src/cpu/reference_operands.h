@@ -44,17 +44,28 @@ std::int64_t place_of_lse(const Problem& problem, const TensorView& view, const 
 
 enum class Side { q, k, v };
 
-/// One row of an operand: its segment, the segment's tensor, and the row's place in a tensor of
-/// that segment's shape.
-struct OperandRow {
-  int segment = 0;
-  std::int64_t row = 0;  ///< within the segment
-};
 const Operand& operand_of(const Problem& problem, Side side);
-OperandRow find_row(const Problem& problem, Side side, std::int64_t row);
+
+/// A row of an operand or result: which segment holds it, and which of the segment's rows it is.
+struct SegmentRow {
+  int segment = 0;
+  std::int64_t row = 0;
+};
+template <class View>
+SegmentRow find_row(const BasicOperand<View>& operand, std::int64_t row) {
+  SegmentRow found{0, row};
+  while (found.segment + 1 < operand.count) {
+    const std::int64_t rows = operand.segments[found.segment].tensor.shape[2];
+    if (found.row < rows) break;
+    found.row -= rows;
+    ++found.segment;
+  }
+  return found;
+}
+
 /// `view`: the segment's tensor or its gradient.
 RowPlace place_of(const Problem& problem, Side side, const TensorView& view,
-                  const Sequence& sequence, std::int64_t head, OperandRow row);
+                  const Sequence& sequence, std::int64_t head, std::int64_t row);
 
 /// Reads row `row` of head `head` through the prologue into to[0, dim).
 template <class Arithmetic>

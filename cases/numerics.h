@@ -1,0 +1,46 @@
+// The numerics rule: how far a result may be from the f64 oracle's.
+//
+//   error(x) = ||x - oracle|| / ||oracle||   for out and each gradient (L2 over the tensor)
+//   error(x) = max |x - oracle|              for LSE
+//   passes when error(kernel) <= 2 * error(baseline) + 1e-6, or + 1e-5 for 16-bit compute dtypes;
+//   the baseline is an unfused evaluation in the same dtype.
+//
+// Where the oracle is 0 the result must be 0. One exception: gradients that vanish only because two
+// equal numbers are subtracted (a softmax over one key) are measured against the size of what is
+// subtracted, since no order of f32 additions makes both sums equal.
+#pragma once
+
+#include <string>
+#include <vector>
+
+#include "cases/outputs.h"
+
+namespace fovea::cases {
+
+/// How one tensor compares with the oracle's.
+struct Comparison {
+  std::string tensor;
+  double error = 0, baseline_error = 0, limit = 0;
+  std::string violation;  ///< an exact rule that is broken, in words
+
+  [[nodiscard]] bool ok() const { return violation.empty() && error <= limit; }
+};
+
+/// Sums over one or several draws of the inputs.
+struct ErrorSums {
+  std::string tensor;
+  bool absolute = false;  ///< LSE: the largest difference counts
+  double squared_error = 0, baseline_squared_error = 0, squared_norm = 0;
+  double largest_error = 0, baseline_largest_error = 0;
+  double cancelled_scale = 0;  ///< squared size of what cancels; 0: nothing does
+  std::string violation;
+
+  void add(const ErrorSums& other);
+  [[nodiscard]] Comparison compare(DType compute) const;
+};
+
+/// Compares all results of one run with the oracle's and the baseline's.
+std::vector<ErrorSums> measure(const Inputs& inputs, const Outputs& results, const Outputs& oracle,
+                               const Outputs& baseline, const Tensor& oracle_lse);
+
+}  // namespace fovea::cases

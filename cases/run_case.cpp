@@ -1,0 +1,227 @@
+#include "cases/run_case.h"
+
+#include <algorithm>
+#include <utility>
+
+#include <fmt/format.h>
+
+#include <fovea/introspect.h>
+
+namespace fovea::cases {
+namespace {
+
+constexpr int kMoreDraws = 8;
+
+PlanOptions options_for(const std::string& kernel, int threads) {
+  PlanOptions options;
+  options.choice.kernel = kernel;
+  // The case is the check, and a kernel that fails must be seen to fail.
+  options.self_check = false;
+  options.deterministic = true;
+  options.num_threads = threads;
+  return options;
+}
+
+template <class Args>
+Status run_trusted(const Args& args, const std::string& kernel) {
+  Result<Plan> plan = Plan::make(args, options_for(kernel, 0));
+  if (!plan) return plan.status();
+  return plan->run(args);
+}
+
+/// The kernel's own reason where the library gives one, else the whole message.
+template <class Args>
+std::string refusal_of(const Args& args, const std::string& kernel, const Status& status) {
+  const auto reasons = why_not(args, options_for("", 0));
+  if (reasons.ok()) {
+    for (const PassedOver& entry : *reasons) {
+      if (entry.kernel == kernel && !entry.reason.empty()) return entry.reason;
+    }
+  }
+  return status.message();
+}
+
+/// What is wrong with a run beside its numbers; empty when nothing is.
+struct RunReport {
+  std::string failure;
+  bool refused = false;
+};
+
+template <class Args>
+RunReport run_guarded(const Inputs& inputs, const Args& args, const Outputs& outputs,
+                      const std::string& kernel, int threads) {
+  Result<Plan> plan = Plan::make(args, options_for(kernel, threads));
+  if (!plan) {
+    const Status status = plan.status();
+    if (status.code() == StatusCode::unsupported) return {refusal_of(args, kernel, status), true};
+    return {status.message(), false};
+  }
+  if (plan->report().kernel != kernel) {
+    return {fmt::format("{} was chosen instead", plan->report().kernel), false};
+  }
+  const Buffer workspace(plan->workspace_bytes());
+  RunOptions run;
+  run.workspace = workspace.data();
+  run.workspace_bytes = workspace.bytes();
+  if (Status status = plan->run(args, run); !status.ok()) return {status.message(), false};
+  if (!workspace.guards_intact()) return {"the bytes around the workspace were overwritten", false};
+  if (!inputs.intact()) return {"inputs, or the bytes around them, were overwritten", false};
+  return {outputs.stray_writes(), false};
+}
+
+struct Execution {
+  Outputs outputs;
+  RunReport report;
+};
+
+Execution execute(PreparedCase& prepared, const std::string& kernel, Direction direction,
+                  int threads) {
+  const Inputs& inputs = prepared.inputs();
+  Execution execution;
+  if (direction == Direction::forward) {
+    execution.outputs = make_forward_outputs(inputs, Width::as_asked);
+    execution.report = run_guarded(inputs, forward_args(inputs, execution.outputs),
+                                   execution.outputs, kernel, threads);
+  } else {
+    execution.outputs = make_backward_outputs(inputs, Width::as_asked);
+    execution.report =
+        run_guarded(inputs, backward_args(inputs, prepared.saved(), execution.outputs),
+                    execution.outputs, kernel, threads);
+  }
+  return execution;
+}
+
+CaseResult failed(std::string reason) {
+  CaseResult result;
+  result.outcome = Outcome::failed;
+  result.reason = std::move(reason);
+  return result;
+}
+
+std::vector<Comparison> compare_all(const std::vector<ErrorSums>& sums, DType compute) {
+  std::vector<Comparison> comparisons;
+  for (const ErrorSums& tensor : sums) comparisons.push_back(tensor.compare(compute));
+  return comparisons;
+}
+
+bool all_ok(const std::vector<Comparison>& comparisons) {
+  return std::all_of(comparisons.begin(), comparisons.end(),
+                     [](const Comparison& c) { return c.ok(); });
+}
+
+bool only_limits_broken(const std::vector<Comparison>& comparisons) {
+  return std::all_of(comparisons.begin(), comparisons.end(),
+                     [](const Comparison& c) { return c.violation.empty(); });
+}
+
+std::string describe_failure(const std::vector<Comparison>& comparisons) {
+  std::string text;
+  for (const Comparison& c : comparisons) {
+    if (c.ok()) continue;
+    text += fmt::format("{}{}: ", text.empty() ? "" : "; ", c.tensor);
+    text += c.violation.empty() ? fmt::format("error {:.3g} > {:.3g} (baseline {:.3g})", c.error,
+                                              c.limit, c.baseline_error)
+                                : c.violation;
+  }
+  return text;
+}
+
+std::vector<ErrorSums> measure_run(PreparedCase& prepared, const Outputs& outputs,
+                                   Direction direction) {
+  const PreparedCase::Expected& expected = prepared.expected(direction);
+  return measure(prepared.inputs(), outputs, expected.oracle, expected.baseline,
+                 prepared.expected(Direction::forward).oracle.find("lse")->tensor);
+}
+
+/// Errors over more draws, added to `sums`. Returns how many draws there were.
+int draw_more(const PreparedCase& first, const std::string& kernel, Direction direction,
+              int threads, std::vector<ErrorSums>& sums) {
+  int draws = 1;
+  for (int draw = 1; draw <= kMoreDraws; ++draw) {
+    PreparedCase prepared(first.spec(),
+                          first.seed() + static_cast<std::uint64_t>(draw) * 0x100000u);
+    if (!prepared.expected(direction).status.ok()) break;
+    const Execution execution = execute(prepared, kernel, direction, threads);
+    if (!execution.report.failure.empty()) break;
+    const std::vector<ErrorSums> more = measure_run(prepared, execution.outputs, direction);
+    for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add(more[n]);
+    ++draws;
+  }
+  return draws;
+}
+
+}  // namespace
+
+Direction direction_of(std::string_view kernel) {
+  return kernel.ends_with(".backward") ? Direction::backward : Direction::forward;
+}
+
+PreparedCase::PreparedCase(const Case& c, std::uint64_t seed) : inputs_(make_inputs(c, seed)) {}
+
+const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
+  std::optional<Expected>& slot = direction == Direction::forward ? forward_ : backward_;
+  if (slot) return *slot;
+  const bool forward = direction == Direction::forward;
+  Expected made;
+  made.oracle = forward ? make_forward_outputs(*inputs_, Width::widest)
+                        : make_backward_outputs(*inputs_, Width::widest);
+  made.baseline = forward ? make_forward_outputs(*inputs_, Width::as_asked)
+                          : make_backward_outputs(*inputs_, Width::as_asked);
+  const auto run = [&](const Outputs& outputs, const char* family) {
+    const std::string kernel = fmt::format("cpu.{}.{}", family, forward ? "forward" : "backward");
+    return forward ? run_trusted(forward_args(*inputs_, outputs), kernel)
+                   : run_trusted(backward_args(*inputs_, saved(), outputs), kernel);
+  };
+  if (!forward) made.status = expected(Direction::forward).status;
+  if (made.status.ok()) made.status = run(made.oracle, "reference");
+  if (made.status.ok()) made.status = run(made.baseline, "baseline");
+  slot = std::move(made);
+  return *slot;
+}
+
+const Saved& PreparedCase::saved() {
+  if (!saved_) saved_ = make_saved(*inputs_, expected(Direction::forward).oracle);
+  return *saved_;
+}
+
+CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
+                    const std::vector<int>& threads) {
+  const Direction direction = direction_of(kernel);
+  Execution first = execute(prepared, kernel, direction, threads.front());
+  if (first.report.refused) {
+    CaseResult result;
+    result.outcome = Outcome::refused;
+    result.reason = first.report.failure;
+    return result;
+  }
+  if (!first.report.failure.empty()) return failed(first.report.failure);
+
+  const PreparedCase::Expected& expected = prepared.expected(direction);
+  if (!expected.status.ok()) {
+    return failed(fmt::format("no oracle: {}", expected.status.message()));
+  }
+  CaseResult result;
+  std::vector<ErrorSums> sums = measure_run(prepared, first.outputs, direction);
+  const DType compute = prepared.spec().compute();
+  result.comparisons = compare_all(sums, compute);
+  result.hash = first.outputs.hash();
+  if (!all_ok(result.comparisons) && only_limits_broken(result.comparisons)) {
+    result.draws = draw_more(prepared, kernel, direction, threads.front(), sums);
+    result.comparisons = compare_all(sums, compute);
+  }
+  if (!all_ok(result.comparisons)) {
+    result.outcome = Outcome::failed;
+    result.reason = describe_failure(result.comparisons);
+    return result;
+  }
+  for (std::size_t n = 1; n < threads.size(); ++n) {
+    const Execution again = execute(prepared, kernel, direction, threads[n]);
+    if (!again.report.failure.empty()) return failed(again.report.failure);
+    if (again.outputs.hash() != result.hash) {
+      return failed(fmt::format("{} and {} threads give different bits", threads[0], threads[n]));
+    }
+  }
+  return result;
+}
+
+}  // namespace fovea::cases

@@ -1,0 +1,66 @@
+// One case on one kernel, judged by the numerics rule and by where it wrote.
+#pragma once
+
+#include <cstdint>
+#include <memory>
+#include <optional>
+#include <string>
+#include <string_view>
+#include <vector>
+
+#include <fovea/plan.h>
+
+#include "cases/case.h"
+#include "cases/inputs.h"
+#include "cases/numerics.h"
+#include "cases/outputs.h"
+
+namespace fovea::cases {
+
+enum class Direction : std::uint8_t { forward, backward };
+
+/// By the last word of a kernel's id.
+Direction direction_of(std::string_view kernel);
+
+enum class Outcome : std::uint8_t { passed, failed, refused };
+
+struct CaseResult {
+  Outcome outcome = Outcome::passed;
+  std::string reason;  ///< of a refusal or a failure, in words
+  std::vector<Comparison> comparisons;
+  int draws = 1;           ///< sets of inputs that the errors are taken over
+  std::uint64_t hash = 0;  ///< of all results
+};
+
+/// A case with its inputs, and what the oracle and the baseline make of them, computed when first
+/// needed and kept for the next kernel.
+class PreparedCase {
+ public:
+  PreparedCase(const Case& c, std::uint64_t seed);
+
+  [[nodiscard]] const Case& spec() const { return inputs_->c; }
+  [[nodiscard]] std::uint64_t seed() const { return inputs_->seed; }
+  [[nodiscard]] const Inputs& inputs() const { return *inputs_; }
+
+  struct Expected {
+    Outputs oracle, baseline;
+    Status status;  ///< not ok: the oracle or the baseline has failed
+  };
+  const Expected& expected(Direction direction);
+  /// Forward's results for backward to read; needs a successful expected(forward).
+  const Saved& saved();
+
+ private:
+  std::unique_ptr<Inputs> inputs_;
+  std::optional<Expected> forward_, backward_;
+  std::optional<Saved> saved_;
+};
+
+/// Runs `kernel` with each number of threads (0: the default): the first run is judged by the
+/// numerics rule, the others must give the same bits. Chance decides small tensors' errors, the
+/// kernel's and the baseline's alike; before a case fails by a limit alone, the errors are taken
+/// over 8 more draws of the inputs.
+CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
+                    const std::vector<int>& threads = {0});
+
+}  // namespace fovea::cases
