@@ -109,8 +109,9 @@ double cancelled_scale(const Inputs& inputs, const std::string& name, const Tens
   bool live = false;
   for (const double value : values_of(lse.view)) live = live || std::isfinite(value);
   if (!live) return 0;
-  double scores =
-      c.dropout.probability < 1 ? norm_of(inputs.dout) * largest_row(inputs.operands.v, false) : 0;
+  double upstream = 0;
+  for (const Tensor& dout : inputs.dout) upstream += norm_of(dout);
+  double scores = c.dropout.probability < 1 ? upstream * largest_row(inputs.operands.v, false) : 0;
   if (c.dlse) scores += norm_of(inputs.dlse);
   if (name == "dmask" || name == "dsinks") return scores;
   const bool normalised = c.qk_norm != NormKind::none;

@@ -6,24 +6,27 @@
 #pragma once
 
 #include <filesystem>
+#include <string>
 
 #include <nlohmann/json.hpp>
 
+#include "io/safetensors.h"
 #include "lm/gpt2.h"
 #include "lm/optim.h"
-#include "lm/safetensors.h"
 
 namespace fovea::lm {
 
-/// Writes or replaces the file whole. `optimizer` may be null: weights alone, and no trainer state.
+/// Writes the file whole, or leaves what stood there. `optimizer` may be null: weights alone, and
+/// no trainer state.
 void save_checkpoint(const std::filesystem::path& path, const Gpt2& model, const AdamW* optimizer,
                      const nlohmann::json& trainer);
 
-/// A checkpoint whose header, configuration, names and shapes have all been checked; nothing has
-/// been allocated for its tensors yet.
+/// A checkpoint whose header, configuration, names, dtypes and shapes have all been checked;
+/// nothing has been allocated for its tensors yet. Weights alone may be F32, F16 or BF16; a
+/// training checkpoint is F32.
 class CheckpointFile {
  public:
-  /// Throws fovea::Error, "[checkpoint <path>] ...".
+  /// Throws fovea::Error, "[checkpoint] <path>: ...".
   explicit CheckpointFile(const std::filesystem::path& path);
 
   [[nodiscard]] const std::string& path() const { return file_.path(); }
@@ -39,7 +42,12 @@ class CheckpointFile {
   void load_optimizer(const Gpt2& model, const AdamW& optimizer) const;
 
  private:
-  SafetensorsFile file_;
+  void check_tensors() const;
+  [[nodiscard]] const io::SafetensorsEntry& entry(const std::string& name) const;
+  [[nodiscard]] const std::string& metadata(const char* key) const;
+  void read(const std::string& name, const Tensor& to) const;
+
+  io::SafetensorsFile file_;
   Gpt2Config config_;
   nlohmann::json trainer_;
 };

@@ -69,6 +69,10 @@ std::vector<Gpt2::ParameterShape> Gpt2::parameter_shapes(const Gpt2Config& confi
   return shapes;
 }
 
+std::size_t Gpt2::parameter_tensors(const Gpt2Config& config) {
+  return 4 + 12 * static_cast<std::size_t>(config.n_layer);
+}
+
 Gpt2::Gpt2(const Gpt2Config& config) : config_(config) {
   config_.validate();
   for (const ParameterShape& shape : parameter_shapes(config_)) {

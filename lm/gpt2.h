@@ -97,6 +97,8 @@ class Gpt2 {
     Shape shape;
   };
   static std::vector<ParameterShape> parameter_shapes(const Gpt2Config& config);
+  /// How many those are.
+  static std::size_t parameter_tensors(const Gpt2Config& config);
 
  private:
   struct Block {

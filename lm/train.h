@@ -101,7 +101,7 @@ enum class TrainEnd { finished, interrupted, time_limit, stopped };
 /// schedule is fitted to `seconds` by the speed of the first steps, and then belongs to the run.
 TrainEnd run_training(Trainer& trainer, const TrainLoop& loop);
 
-/// The attention kernels that have completed in a job, "cpu.avx512.forward + cpu.avx512.backward".
+/// The attention kernels that have completed in a job: "cpu.avx512.forward+backward".
 std::string attention_kernels(const Job& job);
 
 }  // namespace fovea::lm

@@ -37,16 +37,16 @@ class Progress {
 
   void print(std::optional<double> validation) {
     if (steps_ == 0 || !loop_.log) return;
-    if (validation) validation_ = fmt::format("{:.4f}", *validation);
+    const std::string shown = validation ? fmt::format("{:.4f}", *validation) : "-";
     const double count = static_cast<double>(steps_);
     const double tokens =
         static_cast<double>(trainer_.options().batch * trainer_.options().context);
     const std::int64_t total = trainer_.options().steps;
     const std::string of = total > 0 ? fmt::format("{}", total) : "?";
     loop_.log(fmt::format(
-        "step {:>5}/{}  loss {:.4f}  val {}  grad {:.2f}  lr {:.2e}  {:.0f} ms  {:.0f} tok/s  "
+        "step {:>5}/{}  loss {:.4f}  val {:<6}  grad {:.2f}  lr {:.2e}  {:.0f} ms  {:.0f} tok/s  "
         "mem {:.0f}/{:.0f} MB  {}",
-        last_.step, of, loss_ / count, validation_, last_.grad_norm, last_.learning_rate,
+        last_.step, of, loss_ / count, shown, last_.grad_norm, last_.learning_rate,
         1e3 * seconds_ / count, tokens * count / seconds_, megabytes(tensor_memory().peak_bytes),
         megabytes(peak_resident_bytes()), attention_kernels(trainer_.job())));
     loss_ = seconds_ = 0;
@@ -59,7 +59,6 @@ class Progress {
   double loss_ = 0, seconds_ = 0;
   std::int64_t steps_ = 0;
   StepResult last_;
-  std::string validation_ = "-";
 };
 
 void check(const Trainer& trainer, const TrainLoop& loop) {
@@ -78,7 +77,18 @@ void check(const Trainer& trainer, const TrainLoop& loop) {
 
 std::string attention_kernels(const Job& job) {
   std::string text;
-  for (const std::string& kernel : job.kernels_ran()) text += (text.empty() ? "" : " + ") + kernel;
+  std::string last_path;
+  for (const std::string& kernel : job.kernels_ran()) {
+    // "cpu.avx512.forward", "cpu.avx512.backward": the common path is shown once.
+    const std::size_t dot = kernel.rfind('.');
+    const std::string path = dot == std::string::npos ? "" : kernel.substr(0, dot);
+    if (!text.empty() && !path.empty() && path == last_path) {
+      text.append(1, '+').append(kernel, dot + 1);
+    } else {
+      text.append(text.empty() ? "" : " ").append(kernel);
+    }
+    last_path = path;
+  }
   return text.empty() ? "none" : text;
 }
 

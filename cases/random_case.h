@@ -1,0 +1,25 @@
+// Random cases over the whole contract, or over what one kernel serves.
+#pragma once
+
+#include <bitset>
+#include <cstdint>
+#include <string>
+
+#include "cases/case.h"
+
+namespace fovea::cases {
+
+inline constexpr std::size_t kTraitCount = 41;
+
+/// Which traits (a mask, a window, bf16, ...) random cases may have, beyond dense f32 calls.
+using Scope = std::bitset<kTraitCount>;
+
+Scope whole_scope();
+
+/// What `kernel` serves, found by asking the library for a plan with each trait.
+Scope scope_of(const std::string& kernel);
+
+/// The same case for the same seed and scope, small enough to run thousands.
+Case random_case(std::uint64_t seed, const Scope& scope);
+
+}  // namespace fovea::cases

@@ -1,0 +1,17 @@
+// How much arithmetic a case takes.
+#pragma once
+
+#include "cases/case.h"
+#include "cases/run_case.h"
+
+namespace fovea::cases {
+
+/// Pairs (query, key) that band and lengths leave visible, over all sequences and heads. Masks do
+/// not count: whether they save work is the kernel's affair.
+double visible_pairs(const Case& c);
+
+/// Floating-point operations: 2 (head_dim + v_head_dim) a visible pair forward, 2.5 times that
+/// backward (five products instead of two).
+double flops_of(const Case& c, Direction direction);
+
+}  // namespace fovea::cases

@@ -1,0 +1,77 @@
+#include "fake_kernels.h"
+
+#include <array>
+
+#include "core/kernel_table.h"
+#include "cpu/thread_pool.h"
+
+namespace fovea {
+
+extern const Backend cpu_backend;
+extern const Kernel cpu_reference_forward, cpu_reference_backward;
+
+namespace test {
+
+Behaviour& behaviour() {
+  static Behaviour instance;
+  return instance;
+}
+
+namespace {
+
+Refusal always(const Device&) { return Refusal::accept(); }
+Refusal serves(const Problem&) { return Refusal::accept(); }
+std::size_t no_workspace(const Problem&, int) { return 0; }
+
+Refusal best_available(const Device&) {
+  return behaviour().best_is_unavailable
+             ? Refusal::because(RefusalCode::instruction_set, "a fake instruction")
+             : Refusal::accept();
+}
+Refusal best_supports(const Problem&) { return behaviour().best_refuses; }
+std::size_t best_workspace(const Problem&, int) { return behaviour().workspace_bytes; }
+
+// The honest kernels borrow the oracle's arithmetic.
+Status best_run(const Problem& problem, const Launch& launch) {
+  ++behaviour().runs;
+  behaviour().seen_workspace = launch.workspace;
+  if (behaviour().best_fails) return {StatusCode::device, "[fake] the device caught fire"};
+  std::vector<std::byte> scratch(
+      cpu_reference_forward.workspace_bytes(problem, launch.pool->threads) + 64);
+  Launch inner = launch;
+  inner.workspace = reinterpret_cast<std::byte*>(
+      (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
+  inner.workspace_bytes = scratch.size() - 64;
+  return cpu_reference_forward.run(problem, inner);
+}
+
+Status wrong_run(const Problem& problem, const Launch&) {
+  float* out = static_cast<float*>(problem.out.data);
+  for (std::int64_t n = 0; n < problem.out.elements(); ++n) out[n] = 0.5f;
+  float* lse = static_cast<float*>(problem.lse.data);
+  for (std::int64_t n = 0; n < problem.lse.elements(); ++n) lse[n] = 0;
+  return {};
+}
+
+const Kernel fake_best = {"fake.best.forward", "fake",  "flash",        Direction::forward,
+                          DeviceType::cpu,     false,   best_available, best_supports,
+                          best_workspace,      best_run};
+const Kernel fake_wrong = {"fake.wrong.forward", "fake",   "wrong", Direction::forward,
+                           DeviceType::cpu,      false,    always,  serves,
+                           no_workspace,         wrong_run};
+const Kernel fake_plain = {"fake.plain.forward", "fake",  "plain", Direction::forward,
+                           DeviceType::cpu,      false,   always,  serves,
+                           best_workspace,       best_run};
+
+constexpr std::array kKernels = {&fake_best, &fake_wrong, &fake_plain, &cpu_reference_forward,
+                                 &cpu_reference_backward};
+constexpr std::array kBackends = {&cpu_backend};
+
+}  // namespace
+}  // namespace test
+
+std::span<const Kernel* const> kernel_table() { return test::kKernels; }
+std::span<const Backend* const> backend_table() { return test::kBackends; }
+std::span<const build::Absent> absent_backend_table() { return build::kAbsentBackends; }
+
+}  // namespace fovea

@@ -1,0 +1,20 @@
+// A composition root of the test's own: kernels that refuse, fail or compute nonsense on request.
+#pragma once
+
+#include "contract/kernel.h"
+
+namespace fovea::test {
+
+/// What the fake kernels do; reset by every test.
+struct Behaviour {
+  Refusal best_refuses;     ///< supports() of the best kernel
+  bool best_fails = false;  ///< its run() reports a device error
+  bool best_is_unavailable = false;
+  std::size_t workspace_bytes = 0;
+  const void* seen_workspace = nullptr;
+  int runs = 0;
+};
+
+Behaviour& behaviour();
+
+}  // namespace fovea::test
