@@ -7,10 +7,15 @@
 
 #include <fovea/introspect.h>
 
+#include "cases/sample.h"
+#include "cases/work.h"
+
 namespace fovea::cases {
 namespace {
 
 constexpr int kMoreDraws = 8;
+/// Above this the oracle would take more than some ten seconds.
+constexpr double kOracleFlops = 2e10;
 
 PlanOptions options_for(const std::string& kernel, int threads) {
   PlanOptions options;
@@ -83,10 +88,11 @@ Execution execute(PreparedCase& prepared, const std::string& kernel, Direction d
     execution.report = run_guarded(inputs, forward_args(inputs, execution.outputs),
                                    execution.outputs, kernel, threads);
   } else {
+    const Result<const Saved*> saved = prepared.saved();
+    if (!saved) return {{}, {fmt::format("no forward: {}", saved.status().message()), false}};
     execution.outputs = make_backward_outputs(inputs, Width::as_asked);
-    execution.report =
-        run_guarded(inputs, backward_args(inputs, prepared.saved(), execution.outputs),
-                    execution.outputs, kernel, threads);
+    execution.report = run_guarded(inputs, backward_args(inputs, **saved, execution.outputs),
+                                   execution.outputs, kernel, threads);
   }
   return execution;
 }
@@ -126,9 +132,15 @@ std::string describe_failure(const std::vector<Comparison>& comparisons) {
   return text;
 }
 
-std::vector<ErrorSums> measure_run(PreparedCase& prepared, const Outputs& outputs,
-                                   Direction direction) {
+Result<std::vector<ErrorSums>> measure_run(PreparedCase& prepared, const Outputs& outputs,
+                                           Direction direction) {
+  if (prepared.sampled()) {
+    const bool forward = direction == Direction::forward;
+    return measure_samples(prepared.inputs(), outputs, forward ? nullptr : *prepared.saved(),
+                           direction);
+  }
   const PreparedCase::Expected& expected = prepared.expected(direction);
+  if (!expected.status.ok()) return expected.status;
   return measure(prepared.inputs(), outputs, expected.oracle, expected.baseline,
                  prepared.expected(Direction::forward).oracle.find("lse")->tensor);
 }
@@ -140,11 +152,11 @@ int draw_more(const PreparedCase& first, const std::string& kernel, Direction di
   for (int draw = 1; draw <= kMoreDraws; ++draw) {
     PreparedCase prepared(first.spec(),
                           first.seed() + static_cast<std::uint64_t>(draw) * 0x100000u);
-    if (!prepared.expected(direction).status.ok()) break;
     const Execution execution = execute(prepared, kernel, direction, threads);
     if (!execution.report.failure.empty()) break;
-    const std::vector<ErrorSums> more = measure_run(prepared, execution.outputs, direction);
-    for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add(more[n]);
+    const auto more = measure_run(prepared, execution.outputs, direction);
+    if (!more || more->size() != sums.size()) break;
+    for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add((*more)[n]);
     ++draws;
   }
   return draws;
@@ -156,7 +168,9 @@ Direction direction_of(std::string_view kernel) {
   return kernel.ends_with(".backward") ? Direction::backward : Direction::forward;
 }
 
-PreparedCase::PreparedCase(const Case& c, std::uint64_t seed) : inputs_(make_inputs(c, seed)) {}
+PreparedCase::PreparedCase(const Case& c, std::uint64_t seed)
+    : inputs_(make_inputs(c, seed)),
+      sampled_(can_be_sampled(c) && flops_of(c, Direction::forward) > kOracleFlops) {}
 
 const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
   std::optional<Expected>& slot = direction == Direction::forward ? forward_ : backward_;
@@ -170,7 +184,7 @@ const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
   const auto run = [&](const Outputs& outputs, const char* family) {
     const std::string kernel = fmt::format("cpu.{}.{}", family, forward ? "forward" : "backward");
     return forward ? run_trusted(forward_args(*inputs_, outputs), kernel)
-                   : run_trusted(backward_args(*inputs_, saved(), outputs), kernel);
+                   : run_trusted(backward_args(*inputs_, **saved(), outputs), kernel);
   };
   if (!forward) made.status = expected(Direction::forward).status;
   if (made.status.ok()) made.status = run(made.oracle, "reference");
@@ -179,9 +193,19 @@ const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
   return *slot;
 }
 
-const Saved& PreparedCase::saved() {
-  if (!saved_) saved_ = make_saved(*inputs_, expected(Direction::forward).oracle);
-  return *saved_;
+Result<const Saved*> PreparedCase::saved() {
+  if (!saved_) {
+    if (sampled_) {
+      const Outputs chosen = make_forward_outputs(*inputs_, Width::widest);
+      if (Status s = run_trusted(forward_args(*inputs_, chosen), ""); !s.ok()) return s;
+      saved_ = make_saved(*inputs_, chosen);
+    } else {
+      const Expected& forward = expected(Direction::forward);
+      if (!forward.status.ok()) return forward.status;
+      saved_ = make_saved(*inputs_, forward.oracle);
+    }
+  }
+  return &*saved_;
 }
 
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
@@ -196,12 +220,11 @@ CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
   }
   if (!first.report.failure.empty()) return failed(first.report.failure);
 
-  const PreparedCase::Expected& expected = prepared.expected(direction);
-  if (!expected.status.ok()) {
-    return failed(fmt::format("no oracle: {}", expected.status.message()));
-  }
+  Result<std::vector<ErrorSums>> measured = measure_run(prepared, first.outputs, direction);
+  if (!measured) return failed(fmt::format("no oracle: {}", measured.status().message()));
+  std::vector<ErrorSums>& sums = *measured;
   CaseResult result;
-  std::vector<ErrorSums> sums = measure_run(prepared, first.outputs, direction);
+  result.sampled = prepared.sampled();
   const DType compute = prepared.spec().compute();
   result.comparisons = compare_all(sums, compute);
   result.hash = first.outputs.hash();

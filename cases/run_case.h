@@ -28,6 +28,7 @@ struct CaseResult {
   Outcome outcome = Outcome::passed;
   std::string reason;  ///< of a refusal or a failure, in words
   std::vector<Comparison> comparisons;
+  bool sampled = false;    ///< judged by some of the rows
   int draws = 1;           ///< sets of inputs that the errors are taken over
   std::uint64_t hash = 0;  ///< of all results
 };
@@ -47,11 +48,15 @@ class PreparedCase {
     Status status;  ///< not ok: the oracle or the baseline has failed
   };
   const Expected& expected(Direction direction);
-  /// Forward's results for backward to read; needs a successful expected(forward).
-  const Saved& saved();
+  /// Forward's results for backward to read: the oracle's, or, where the case is sampled, those of
+  /// the kernel that the library chooses.
+  Result<const Saved*> saved();
+  /// Whether the oracle is too slow for the whole case, which then is judged by some of its rows.
+  [[nodiscard]] bool sampled() const { return sampled_; }
 
  private:
   std::unique_ptr<Inputs> inputs_;
+  bool sampled_ = false;
   std::optional<Expected> forward_, backward_;
   std::optional<Saved> saved_;
 };

@@ -96,19 +96,23 @@ Var scaled_dot_product_attention(Tape& tape, const Var& q, const Var& k, const V
     back.out = out.input_view();
     back.lse = lse.input_view();
     back.dout = dout.input_view();
-    // A gradient is written in place where it is the first one, else added from a copy of its own.
-    std::array<GradTarget, 3> targets;
+    // The first gradient of a slot is written in place, any other added from a tensor of its own.
     std::array<Tensor, 3> grads;
+    std::array<bool, 3> in_place{};
     const std::array<MutableOperand*, 3> wanted = {&back.dq, &back.dk, &back.dv};
     for (std::size_t i = 0; i < 3; ++i) {
-      if (!inputs[i].requires_grad()) continue;
-      targets[i] = grad_target(inputs[i].slot());
-      grads[i] = targets[i].accumulate ? Tensor::empty(inputs[i].shape()) : targets[i].tensor;
+      const std::shared_ptr<GradSlot>& slot = inputs[i].slot();
+      if (!slot) continue;
+      in_place[i] = !slot->grad.defined();
+      grads[i] = in_place[i] ? grad_target(slot).tensor : Tensor::empty(slot->shape);
       *wanted[i] = grads[i].output_view();
     }
     plan_and_run(back, options, "backward");
     for (std::size_t i = 0; i < 3; ++i) {
-      if (targets[i].accumulate) copy_into(targets[i].tensor, grads[i], true);
+      if (in_place[i]) grads[i] = Tensor();
+    }
+    for (std::size_t i = 0; i < 3; ++i) {
+      if (grads[i].defined()) accumulate_grad(inputs[i].slot(), grads[i]);
     }
   });
 }

@@ -1,0 +1,44 @@
+// Timing of kernels on a case.
+#pragma once
+
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <fovea/plan.h>
+
+#include "cases/run_case.h"
+
+namespace fovea::cli {
+
+/// What order statistics say about one quantity.
+struct Spread {
+  double median = 0, lower_quartile = 0, upper_quartile = 0, least = 0, most = 0;
+};
+Spread spread_of(std::vector<double> values);
+
+/// One kernel ready to run on a case's inputs.
+class Contestant {
+ public:
+  /// `kernel` empty: the library's choice.
+  static Result<Contestant> make(cases::PreparedCase& prepared, cases::Direction direction,
+                                 const std::string& kernel, int threads);
+
+  [[nodiscard]] const std::string& kernel() const { return plan_->report().kernel; }
+  [[nodiscard]] std::size_t workspace_bytes() const { return plan_->workspace_bytes(); }
+  /// Runs for about `seconds` and at least once; returns the seconds of one run.
+  Result<double> time(double seconds) const;
+
+ private:
+  Contestant() = default;
+  [[nodiscard]] Status run_once() const;
+
+  cases::Outputs outputs_;
+  ForwardArgs forward_;
+  BackwardArgs backward_;
+  cases::Direction direction_ = cases::Direction::forward;
+  std::shared_ptr<const cases::Buffer> workspace_;
+  std::optional<Plan> plan_;
+};
+
+}  // namespace fovea::cli

@@ -1,0 +1,242 @@
+// fovea check: every kernel on every case, judged by the f64 oracle.
+#include <algorithm>
+#include <map>
+#include <memory>
+#include <optional>
+#include <regex>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+#include <unistd.h>
+
+#include "cases/random_case.h"
+#include "cases/run_case.h"
+#include "cases/table.h"
+#include "cli/check_report.h"
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+#include "cli/kernel_choice.h"
+
+namespace fovea::cli {
+namespace {
+
+struct Settings {
+  std::vector<std::string> names, patterns;
+  std::string filter;
+  std::int64_t random = 0, min_executed = 1;
+  std::uint64_t seed = 0;
+  bool has_seed = false, whole = false, list = false, json = false, verbose = false;
+  std::vector<int> threads{0};
+};
+
+struct Entry {
+  std::string name, hazard;
+  cases::Case spec;
+};
+
+/// Cases that go to the same kernels.
+struct Job {
+  std::vector<Entry> entries;
+  std::vector<std::string> kernels;
+};
+
+Result<std::vector<Entry>> named_entries(const Settings& settings) {
+  std::vector<Entry> entries;
+  for (const std::string& name : settings.names) {
+    Result<cases::Case> spec = cases::parse_case(name);
+    if (!spec) return spec.status();
+    entries.push_back({cases::name_of(*spec), "", *spec});
+  }
+  if (entries.empty() && settings.random == 0) {
+    for (const cases::TableEntry& row : cases::table()) {
+      entries.push_back({row.name, row.hazard, row.spec});
+    }
+  }
+  return entries;
+}
+
+Status apply_filter(const std::string& filter, std::vector<Entry>& entries) {
+  if (filter.empty()) return {};
+  try {
+    const std::regex expression(filter);
+    std::erase_if(entries, [&](const Entry& entry) {
+      return !std::regex_search(entry.name, expression) &&
+             !std::regex_search(entry.hazard, expression);
+    });
+  } catch (const std::regex_error& error) {
+    return {StatusCode::invalid,
+            fmt::format("--filter '{}' is no regular expression: {}", filter, error.what())};
+  }
+  return {};
+}
+
+/// Random cases, the same ones for kernels that serve the same.
+std::vector<Job> random_jobs(const Settings& settings, const std::vector<std::string>& kernels) {
+  std::map<std::string, std::vector<std::string>> by_scope;
+  for (const std::string& kernel : kernels) {
+    const cases::Scope scope = settings.whole ? cases::whole_scope() : cases::scope_of(kernel);
+    by_scope[scope.to_string()].push_back(kernel);
+  }
+  std::vector<Job> jobs;
+  for (const auto& [bits, group] : by_scope) {
+    Job job;
+    job.kernels = group;
+    for (std::int64_t n = 0; n < settings.random; ++n) {
+      const cases::Case spec =
+          cases::random_case(settings.seed + static_cast<std::uint64_t>(n), cases::Scope(bits));
+      job.entries.push_back({cases::name_of(spec), "random", spec});
+    }
+    jobs.push_back(std::move(job));
+  }
+  return jobs;
+}
+
+class ProgressLine {
+ public:
+  explicit ProgressLine(std::size_t total) : total_(total), shown_(::isatty(STDERR_FILENO) == 1) {}
+  ~ProgressLine() { clear(); }
+  ProgressLine(const ProgressLine&) = delete;
+  ProgressLine& operator=(const ProgressLine&) = delete;
+
+  void next(const std::string& what, std::int64_t failed) {
+    ++done_;
+    if (shown_) {
+      fmt::print(stderr, "\r\033[K[{}/{}] {} failed  {:.90}", done_, total_, failed, what);
+    }
+  }
+  void clear() const {
+    if (shown_) fmt::print(stderr, "\r\033[K");
+  }
+
+ private:
+  std::size_t total_, done_ = 0;
+  bool shown_;
+};
+
+void print_result(const std::string& kernel, const std::string& name,
+                  const cases::CaseResult& result) {
+  constexpr const char* kWords[] = {"passed", "FAILED", "skipped"};
+  fmt::print("{:<8} {} {}{}{}\n", kWords[static_cast<int>(result.outcome)], kernel, name,
+             result.reason.empty() ? "" : ": ", result.reason);
+  for (const cases::Comparison& c : result.comparisons) {
+    fmt::print("         {:<12} error {:.3g}, baseline {:.3g}, limit {:.3g}\n", c.tensor, c.error,
+               c.baseline_error, c.limit);
+  }
+  if (result.draws > 1) fmt::print("         over {} draws of the inputs\n", result.draws);
+  if (result.sampled) fmt::print("         on some of the rows\n");
+}
+
+void run_jobs(const Settings& settings, const std::vector<Job>& jobs, CheckReport& report) {
+  std::size_t total = 0;
+  for (const Job& job : jobs) total += job.entries.size() * job.kernels.size();
+  ProgressLine progress(total);
+  // With --random the seed chooses the cases, and inputs follow from the names.
+  const bool own_seed = settings.random > 0 || !settings.has_seed;
+  for (const Job& job : jobs) {
+    for (const Entry& entry : job.entries) {
+      cases::PreparedCase prepared(entry.spec,
+                                   own_seed ? cases::default_seed(entry.spec) : settings.seed);
+      for (const std::string& kernel : job.kernels) {
+        progress.next(kernel + " " + entry.name, report.failed());
+        const cases::CaseResult result = cases::run_case(prepared, kernel, settings.threads);
+        report.add(kernel, entry.name, own_seed ? std::nullopt : std::optional(settings.seed),
+                   result);
+        if (!settings.verbose) continue;
+        progress.clear();
+        print_result(kernel, entry.name, result);
+      }
+    }
+  }
+}
+
+int run_check(const Settings& settings) {
+  Result<std::vector<Entry>> entries = named_entries(settings);
+  if (!entries) return complain("check", entries.status().message(), kUsage);
+  if (Status s = apply_filter(settings.filter, *entries); !s.ok()) {
+    return complain("check", s.message(), kUsage);
+  }
+  const Result<std::vector<KernelInfo>> chosen = kernels_matching(settings.patterns);
+  if (!chosen) return complain("check", chosen.status().message(), kUsage);
+  CheckReport report;
+  std::vector<std::string> kernels;
+  for (const KernelInfo& kernel : *chosen) {
+    if (!kernel.available) {
+      report.add_unavailable(kernel.id, kernel.reason);
+    } else if (settings.random == 0 || !kernel.explicit_only || !settings.patterns.empty()) {
+      kernels.push_back(kernel.id);
+    }
+  }
+  std::vector<Job> jobs;
+  if (!entries->empty()) jobs.push_back({std::move(*entries), kernels});
+  if (settings.random > 0) {
+    for (Job& job : random_jobs(settings, kernels)) {
+      if (Status s = apply_filter(settings.filter, job.entries); !s.ok()) {
+        return complain("check", s.message(), kUsage);
+      }
+      jobs.push_back(std::move(job));
+    }
+  }
+  if (settings.list) {
+    for (const Job& job : jobs) {
+      for (const Entry& entry : job.entries) fmt::print("{}  {}\n", entry.name, entry.hazard);
+    }
+    return kSuccess;
+  }
+  run_jobs(settings, jobs, report);
+  if (settings.json) {
+    fmt::print("{}\n", report.as_json());
+  } else {
+    report.print();
+  }
+  if (report.executed() < settings.min_executed) {
+    return complain("check",
+                    fmt::format("{} cases were executed; at least {} are wanted", report.executed(),
+                                settings.min_executed),
+                    kFailure);
+  }
+  return report.failed() == 0 ? kSuccess : kFailure;
+}
+
+}  // namespace
+
+void add_check_command(CLI::App& app, int& exit_code) {
+  auto settings = std::make_shared<Settings>();
+  Settings& s = *settings;
+  CLI::App* command = app.add_subcommand(
+      "check",
+      "Run kernels on cases and judge them by the f64 oracle: error at most twice that of an "
+      "unfused evaluation in the same dtype. Without cases: the whole table. Exits with 1 when a "
+      "case fails or nothing was executed.");
+  command->add_option("cases", s.names,
+                      "Case names, e.g. b2_hq8_hkv2_q257_k513_d64_f32_causal (see --list)");
+  command->add_option("--kernel", s.patterns, "Kernels, as shell patterns: 'cpu.avx2.*'")
+      ->expected(1)
+      ->take_all();
+  command->add_option("--filter", s.filter,
+                      "A regular expression that the name or its hazard contains");
+  command->add_option("--random", s.random, "Run this many random cases instead of the table")
+      ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000'000}));
+  CLI::Option* seed = command->add_option(
+      "--seed", s.seed, "With --random: the first case; else the seed of the inputs");
+  command->add_flag("--whole", s.whole,
+                    "Random cases over the whole contract, not only over what each kernel serves");
+  command
+      ->add_option("--threads", s.threads,
+                   "Numbers of threads that must give the same bits, separated by commas; "
+                   "0 = default")
+      ->delimiter(',')
+      ->check(CLI::Range(0, 1024));
+  command->add_option("--min-executed", s.min_executed, "Fail when fewer cases were executed")
+      ->capture_default_str();
+  command->add_flag("--list", s.list, "List the cases and their hazards, and stop");
+  command->add_flag("--verbose", s.verbose, "Print every result with its errors");
+  command->add_flag("--json", s.json, "Print the summary as one JSON object");
+  command->callback([settings, seed, &exit_code] {
+    settings->has_seed = seed->count() > 0;
+    exit_code = run_check(*settings);
+  });
+}
+
+}  // namespace fovea::cli

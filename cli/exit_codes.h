@@ -1,0 +1,21 @@
+// Exit codes and the form of errors, the same for every command.
+#pragma once
+
+#include <cstdio>
+#include <string>
+
+#include <fmt/core.h>
+
+namespace fovea::cli {
+
+inline constexpr int kSuccess = 0;
+inline constexpr int kFailure = 1;
+inline constexpr int kUsage = 2;
+
+/// Prints one line on stderr and returns `code`.
+inline int complain(const char* command, const std::string& what, int code) {
+  fmt::print(stderr, "fovea {}: {}\n", command, what);
+  return code;
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,138 @@
+// fovea info: devices, kernels, absent backends, and why a kernel would not serve a case.
+#include <memory>
+#include <string>
+#include <vector>
+
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+#include <nlohmann/json.hpp>
+
+#include <fovea/fovea.h>
+
+#include "cases/outputs.h"
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+
+namespace fovea::cli {
+namespace {
+
+struct Settings {
+  bool json = false, self_check = false;
+  std::string why_not;
+};
+
+const char* text_of(SelfCheck state) {
+  switch (state) {
+    case SelfCheck::not_run:
+      return "not run";
+    case SelfCheck::passed:
+      return "passed";
+    default:
+      return "FAILED";
+  }
+}
+
+void print_kernels(const char* direction) {
+  fmt::print("\n{} kernels, best first\n", direction);
+  for (const KernelInfo& kernel : kernels()) {
+    if (kernel.direction != direction) continue;
+    fmt::print("  {:<24} {:<10} ", kernel.id, kernel.family);
+    if (kernel.explicit_only) {
+      fmt::print("{:<14} ", "by name only");
+    } else {
+      fmt::print("{:<14} ", fmt::format("priority {}", kernel.priority));
+    }
+    if (!kernel.available) {
+      fmt::print("not available: {}\n", kernel.reason);
+      continue;
+    }
+    fmt::print("available, self-check {}{}{}\n", text_of(kernel.self_check),
+               kernel.self_check_detail.empty() ? "" : ": ", kernel.self_check_detail);
+  }
+}
+
+void print_info() {
+  fmt::print("fovea {}  {}\n", version(), library_path());
+  for (const DeviceInfo& device : devices()) {
+    fmt::print("device {}:{}  {}  ({} threads; {})\n", name_of(device.device.type),
+               device.device.index, device.name, device.threads, device.capabilities);
+  }
+  print_kernels("forward");
+  print_kernels("backward");
+  const std::vector<AbsentBackend> absent = absent_backends();
+  if (!absent.empty()) fmt::print("\nbackends that are not part of this build\n");
+  for (const AbsentBackend& backend : absent) {
+    fmt::print("  {:<8} {}\n", backend.backend, backend.reason);
+  }
+}
+
+/// Each kernel's reason for the case, forward and backward; the contract's where it refuses.
+nlohmann::ordered_json reasons_for(const cases::Case& spec) {
+  const std::unique_ptr<cases::Inputs> inputs = cases::make_inputs(spec, cases::default_seed(spec));
+  const cases::Outputs forward = cases::make_forward_outputs(*inputs, cases::Width::as_asked);
+  const cases::Saved saved{cases::make_like_out(spec, inputs->lengths, spec.out_dtype()),
+                           cases::make_like_lse(spec, inputs->lengths)};
+  const cases::Outputs backward = cases::make_backward_outputs(*inputs, cases::Width::as_asked);
+  nlohmann::ordered_json reasons;
+  const auto add = [&](const char* direction, const Result<std::vector<PassedOver>>& answers) {
+    nlohmann::ordered_json& list = reasons[direction];
+    list = nlohmann::ordered_json::object();
+    if (!answers) {
+      list["every kernel"] = answers.status().message();
+      return;
+    }
+    for (const PassedOver& entry : *answers) list[entry.kernel] = entry.reason;
+  };
+  add("forward", why_not(cases::forward_args(*inputs, forward)));
+  add("backward", why_not(cases::backward_args(*inputs, saved, backward)));
+  return reasons;
+}
+
+int run_info(const Settings& settings) {
+  Result<cases::Case> spec = cases::Case{};
+  if (!settings.why_not.empty()) {
+    spec = cases::parse_case(settings.why_not);
+    if (!spec) return complain("info", spec.status().message(), kUsage);
+  }
+  int exit_code = kSuccess;
+  if (settings.self_check) {
+    if (Status status = run_self_checks(); !status.ok()) {
+      exit_code = complain("info", status.message(), kFailure);
+    }
+    for (const KernelInfo& kernel : kernels()) {
+      if (kernel.self_check == SelfCheck::failed) exit_code = kFailure;
+    }
+  }
+  if (settings.json) {
+    nlohmann::ordered_json info = nlohmann::ordered_json::parse(info_json());
+    if (!settings.why_not.empty()) info["why_not"] = reasons_for(*spec);
+    fmt::print("{}\n", info.dump(2));
+    return exit_code;
+  }
+  print_info();
+  if (settings.why_not.empty()) return exit_code;
+  fmt::print("\n{}\n", settings.why_not);
+  for (const auto& [direction, list] : reasons_for(*spec).items()) {
+    for (const auto& [kernel, reason] : list.items()) {
+      const auto text = reason.get<std::string>();
+      fmt::print("  {:<24} {}\n", kernel, text.empty() ? "serves" : text);
+    }
+  }
+  return exit_code;
+}
+
+}  // namespace
+
+void add_info_command(CLI::App& app, int& exit_code) {
+  auto settings = std::make_shared<Settings>();
+  CLI::App* command = app.add_subcommand(
+      "info", "Show the version, devices, kernels with their state, and absent backends");
+  command->add_flag("--json", settings->json, "Print one JSON object");
+  command->add_flag("--self-check", settings->self_check,
+                    "Run the self-check of every available kernel first; exit 1 if one fails");
+  command->add_option("--why-not", settings->why_not,
+                      "A case name: say for each kernel why it would not serve it");
+  command->callback([settings, &exit_code] { exit_code = run_info(*settings); });
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,42 @@
+// fovea: the command-line tool.
+#include <exception>
+
+#include <CLI/CLI.hpp>
+#include <fmt/core.h>
+
+#include <fovea/introspect.h>
+
+#include "cli/commands.h"
+#include "cli/exit_codes.h"
+
+int main(int argc, char** argv) {
+  using namespace fovea::cli;
+  CLI::App app{"Exact fused attention: what is there, whether it is right, how fast it is"};
+  app.name("fovea");
+  app.set_version_flag("--version", fovea::version());
+  app.require_subcommand(1);
+  app.footer(
+      "Exit status: 0 success, 1 a failed run or check, 2 wrong usage.\n"
+      "Environment: FOVEA_KERNEL, FOVEA_BACKEND, FOVEA_NUM_THREADS, FOVEA_PROOF.");
+  int exit_code = kSuccess;
+  add_info_command(app, exit_code);
+  add_check_command(app, exit_code);
+  add_bench_command(app, exit_code);
+  add_run_command(app, exit_code);
+#ifdef FOVEA_WITH_LM
+  add_train_command(app, exit_code);
+  add_generate_command(app, exit_code);
+#endif
+  try {
+    app.parse(argc, argv);
+  } catch (const CLI::Success& help) {
+    return app.exit(help);
+  } catch (const CLI::ParseError& error) {
+    fmt::print(stderr, "fovea: {} (see fovea --help)\n", error.what());
+    return kUsage;
+  } catch (const std::exception& error) {
+    fmt::print(stderr, "fovea: {}\n", error.what());
+    return kFailure;
+  }
+  return exit_code;
+}

@@ -1,0 +1,140 @@
+// The peak loops are compiled for each instruction set from one source: vectors of the compiler,
+// and enough accumulators to cover a multiply-add's latency (4 cycles x 2 ports) on any of them.
+#include "cli/peak.h"
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <memory>
+#include <thread>
+
+namespace fovea::cli {
+namespace {
+
+using Clock = std::chrono::steady_clock;
+
+double seconds_since(Clock::time_point begin) {
+  return std::chrono::duration<double>(Clock::now() - begin).count();
+}
+
+/// Keeps the compiler from computing a result in advance or leaving it out.
+template <class T>
+inline __attribute__((always_inline)) void keep(T& value) {
+  asm volatile("" : "+m"(value));
+}
+
+constexpr std::int64_t kSteps = 20'000;
+
+/// Operations done by kSteps x kAccumulators multiply-adds of `kWidth` floats.
+template <int kWidth, int kAccumulators>
+inline __attribute__((always_inline)) double multiply_add() {
+  typedef float Vector __attribute__((vector_size(kWidth * sizeof(float))));
+  float factor = 0.999F, summand = 1e-3F;
+  keep(factor);
+  keep(summand);
+  const Vector a = Vector{} + factor, b = Vector{} + summand;
+  // Different to the compiler, which would otherwise compute one of them only.
+  Vector x[kAccumulators] = {};
+  for (Vector& value : x) asm volatile("" : "+m"(value));
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+#pragma GCC unroll 16
+    for (int n = 0; n < kAccumulators; ++n) x[n] = x[n] * a + b;
+  }
+  for (Vector& value : x) asm volatile("" : "+m"(value));  // as keep()
+  return 2.0 * kWidth * kAccumulators * kSteps;
+}
+
+using PeakLoop = double (*)();
+
+double baseline_loop() { return multiply_add<4, 10>(); }
+#if defined(__x86_64__)
+__attribute__((target("avx2,fma"))) double avx2_loop() { return multiply_add<8, 10>(); }
+__attribute__((target("avx512f"))) double avx512_loop() { return multiply_add<16, 16>(); }
+#endif
+
+struct InstructionSet {
+  const char* name;
+  PeakLoop loop;
+  bool (*available)();
+};
+constexpr InstructionSet kSets[] = {
+#if defined(__x86_64__)
+    {"avx512", avx512_loop, [] { return __builtin_cpu_supports("avx512f") != 0; }},
+    {"avx2", avx2_loop,
+     [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; }},
+#endif
+    {"baseline", baseline_loop, [] { return true; }},
+};
+
+/// Runs `work(thread)` on all threads at once until the time is over; returns the sum of what the
+/// calls returned over the time that the slowest thread took.
+template <class Work>
+double rate(int threads, double seconds, const Work& work) {
+  std::atomic<int> ready{0};
+  std::atomic<bool> go{false};
+  std::vector<double> amounts(static_cast<std::size_t>(threads));
+  std::vector<double> times(amounts.size());
+  std::vector<std::thread> workers;
+  for (std::size_t n = 0; n < amounts.size(); ++n) {
+    workers.emplace_back([&, n] {
+      work(n);  // warm up: pages, clock frequency
+      ++ready;
+      while (!go) std::this_thread::yield();
+      const Clock::time_point begin = Clock::now();
+      do {
+        amounts[n] += work(n);
+        times[n] = seconds_since(begin);
+      } while (times[n] < seconds);
+    });
+  }
+  while (ready < threads) std::this_thread::yield();
+  go = true;
+  double total = 0;
+  for (std::size_t n = 0; n < workers.size(); ++n) {
+    workers[n].join();
+    total += amounts[n] / times[n];
+  }
+  return total;
+}
+
+}  // namespace
+
+std::vector<std::string> peak_instruction_sets() {
+  std::vector<std::string> names;
+  for (const InstructionSet& set : kSets) {
+    if (set.available()) names.emplace_back(set.name);
+  }
+  return names;
+}
+
+double measure_f32_peak(const std::string& instruction_set, int threads, double seconds) {
+  for (const InstructionSet& set : kSets) {
+    if (instruction_set != set.name) continue;
+    return rate(threads, seconds, [&](std::size_t) { return set.loop(); });
+  }
+  return 0;
+}
+
+double measure_read_bandwidth(int threads, double seconds) {
+  // Larger than the last-level cache of any machine at hand; touched, so that pages exist.
+  constexpr std::size_t kBytes = std::size_t{1} << 29;
+  constexpr std::size_t kStride = std::size_t{1} << 20;
+  const std::unique_ptr<std::uint64_t[]> memory(new std::uint64_t[kBytes / 8]);
+  std::memset(memory.get(), 1, kBytes);
+  const std::size_t share = kBytes / static_cast<std::size_t>(threads) / kStride * kStride;
+  std::vector<std::size_t> positions(static_cast<std::size_t>(threads));
+  return rate(threads, seconds, [&](std::size_t thread) {
+    std::size_t& at = positions[thread];
+    const std::uint64_t* words = memory.get() + (thread * share + at) / 8;
+    std::uint64_t sums[8] = {};
+    for (std::size_t n = 0; n < kStride / 8; n += 8) {
+      for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] += words[n + lane];
+    }
+    keep(sums);
+    at = (at + kStride) % share;
+    return static_cast<double>(kStride);
+  });
+}
+
+}  // namespace fovea::cli

@@ -1,0 +1,420 @@
+// cpu.{avx512,avx2,portable}.forward: attention without a matrix of scores, in f32.
+//
+//   S = scale Q K^T where visible, -inf elsewhere;  P = exp(S - m);  O = P V;  l = rowsum P
+//   out = O / l,  lse = m + log l                    m: a reference close to the row's maximum
+//
+//   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
+//   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
+//   lse [batch, q_heads, q_len]; any strides
+//
+// A task is up to 512 query rows of one head: panels of 64. It packs its queries once, transposed,
+// and walks the keys in tiles of 96. For each tile and panel it computes S^T [96 keys, 64 queries]:
+// the keys' elements are broadcast from where they lie, so K is never packed, and the softmax runs
+// down the columns, without sums across a vector. P^T then serves as the left operand of P V as it
+// is. Register tiles are 6 x 64 (AVX-512), 6 x 16 (AVX2), 6 x 8 (portable).
+//
+// A panel meets a tile of keys in one of three ways: nothing is visible (skipped), all is (no
+// mask), or some is (`hide` sets the rest to -inf, and only the visible parts are multiplied).
+// With AVX-512, P is computed against the reference of the tile before; only if its sum grows beyond
+// 2^16 is the tile done again with a new one. A reference moves by 2^8 or more or not at all, so
+// that O is seldom rescaled.
+//
+// Scratch a worker: 2 x 512 rows x 64 columns and a few tiles, at most 2 MB (flash_kernels.cpp). A
+// row's result depends neither on the task that it is part of nor on the number of threads.
+//
+// Serves: f32, head_dim and v_head_dim 1 to 512, any strides, grouped heads, bands.
+#include "cpu/flash_args.h"
+#include "cpu/tile_pack.h"
+
+namespace fovea::cpu {
+namespace {
+
+/// A new reference is taken where a score exceeds the old one by more than 2^kSlack, or, where that
+/// is found out late, where the weights' sum exceeds 2^(2 kSlack).
+constexpr float kSlack = 8;
+constexpr float kTooHeavy = 65536;
+/// Scores beyond this may overflow when multiplied by log2(e).
+constexpr float kFarOut = 1e38f;
+/// Vectors handled side by side in the softmax.
+constexpr int kAbreast = 4;
+
+/// log x of a positive, normal x, within 1e-9.
+FOVEA_INLINE double natural_log(float x) {
+  std::uint32_t bits;
+  __builtin_memcpy(&bits, &x, sizeof bits);
+  int exponent = static_cast<int>(bits >> 23) - 127;
+  bits = (bits & 0x007fffffu) | 0x3f800000u;
+  float fraction;
+  __builtin_memcpy(&fraction, &bits, sizeof fraction);
+  double m = static_cast<double>(fraction);
+  if (m > 1.4142135623730951) {
+    m *= 0.5;
+    ++exponent;
+  }
+  const double z = (m - 1) / (m + 1), w = z * z;
+  const double series = 1 + w * (1.0 / 3 + w * (1.0 / 5 + w * (1.0 / 7 + w * (1.0 / 9))));
+  return exponent * kLn2 + 2 * z * series;
+}
+
+class ForwardTask {
+ public:
+  ForwardTask(const ForwardArgs& args, float* scratch)
+      : args_(args),
+        shape_(args.shape),
+        band_{args.band.below, args.band.above},
+        padded_(round_up(args.shape.v_head_dim, kLanes)),
+        queries_(scratch + args.layout.queries),
+        sums_(scratch + args.layout.sums),
+        scores_(scratch + args.layout.scores),
+        values_(scratch + args.layout.values),
+        key_rows_(scratch + args.layout.keys),
+        maxima_(scratch + args.layout.maxima),
+        weights_(scratch + args.layout.weights),
+        rescale_(scratch + args.layout.rescale) {
+    // Scores are kept as +-Q K^T and multiplied by the scale's size on the way to the exponent.
+    sign_ = args.scale > 0 ? 1.0f : args.scale < 0 ? -1.0f : 0.0f;
+    size_ = args.scale == 0 ? 1 : args.scale < 0 ? -args.scale : args.scale;
+    to_base2_ = static_cast<float>(size_ * kLog2e);
+  }
+
+  void run(std::int64_t task) {
+    const std::int64_t tiles = (shape_.q_len + args_.task_rows - 1) / args_.task_rows;
+    const std::int64_t pair = task / tiles;
+    std::int64_t tile = task % tiles;
+    if (args_.last_rows_first) tile = tiles - 1 - tile;
+    batch_ = pair / shape_.q_heads;
+    head_ = pair % shape_.q_heads;
+    rows_ = {tile * args_.task_rows, lesser((tile + 1) * args_.task_rows, shape_.q_len)};
+    panels_ = (rows_.end - rows_.begin + kPanel - 1) / kPanel;
+    const std::int64_t kv_head = head_ / (shape_.q_heads / shape_.kv_heads);
+    k_ = cpu::rows_of(args_.k, batch_, kv_head);
+    v_ = cpu::rows_of(args_.v, batch_, kv_head);
+
+    begin();
+    const Span keys = meet(band_.keys_of_some(rows_), {0, shape_.kv_len});
+    // Tiles begin at multiples of their size whatever the rows, so that rows do not depend on tasks.
+    for (std::int64_t j = keys.begin / kForwardKeys * kForwardKeys; j < keys.end; j += kForwardKeys)
+      key_tile({j, lesser(j + kForwardKeys, shape_.kv_len)}, j + kForwardKeys >= keys.end);
+    finish();
+  }
+
+ private:
+  Span panel_rows(std::int64_t p) const {
+    const std::int64_t begin = rows_.begin + p * kPanel;
+    return {begin, lesser(begin + kPanel, rows_.end)};
+  }
+
+  // Pack Q, clear O.
+  void begin() {
+    const Rows q = cpu::rows_of(args_.q, batch_, head_).from(rows_.begin);
+    const std::int64_t padded_rows = panels_ * kPanel;
+    pack_across(q, rows_.end - rows_.begin, shape_.head_dim, queries_, padded_rows);
+    if (sign_ != 1)
+      for (std::int64_t n = 0; n < padded_rows * shape_.head_dim; n += kLanes)
+        store(queries_ + n, load(queries_ + n) * splat(sign_));
+    for (std::int64_t n = 0; n < padded_rows; n += kLanes) {
+      store(maxima_ + n, splat(-kInfinity));
+      store(weights_ + n, zero());
+    }
+    for (std::int64_t n = 0; n < padded_rows * padded_; n += kLanes) store(sums_ + n, zero());
+    for (std::int64_t p = 0; p < panels_; ++p) cautious_[p] = true;
+  }
+
+  void key_tile(Span tile, bool last) {
+    const std::int64_t n = tile.end - tile.begin;
+    const Rows v = v_.from(tile.begin);
+    pack_columns(v, n, shape_.v_head_dim, values_, kForwardKeys);
+    values_are_finite_ = Answer::unknown;
+    tile_keys_ = pack_rows(k_.from(tile.begin), n, shape_.head_dim, key_rows_);
+    if (last) prefetch_out();
+
+    const std::int64_t after = greater(0, lesser(kForwardKeys, shape_.kv_len - tile.end));
+    const std::int64_t groups = kForwardKeys / kTileRows + kPanel / kTileRows;
+    Prefetch prefetch(k_.from(tile.end), shape_.head_dim, v_.from(tile.end), shape_.v_head_dim,
+                      last ? 0 : after, panels_ * groups);
+    for (std::int64_t p = 0; p < panels_; ++p) {
+      const Span rows = panel_rows(p);
+      const Span keys = meet(band_.keys_of_some(rows), tile);
+      if (keys.empty()) continue;
+      const bool all = covers(band_.keys_of_every(rows), keys);
+      compute_scores(p, rows, keys, tile, all, prefetch);
+      if (!weigh(p, keys.end - keys.begin, cautious_[p])) {
+        compute_scores(p, rows, keys, tile, all, prefetch);
+        weigh(p, keys.end - keys.begin, true);
+      }
+      accumulate(p, rows, keys, tile, all, prefetch);
+    }
+  }
+
+  // S^T = K Q^T for the panel's queries; -inf where not visible.
+  void compute_scores(std::int64_t p, Span rows, Span keys, Span tile, bool all,
+                      Prefetch& prefetch) {
+    const std::int64_t depth = shape_.head_dim;
+    for (std::int64_t c = 0; c < kPanel; c += kTileCols) {
+      const float* queries = queries_ + (p * kPanel + c) * depth;
+      for (std::int64_t j = keys.begin; j < keys.end; j += kTileRows) {
+        const std::int64_t height = lesser(kTileRows, keys.end - j);
+        prefetch.step();
+        // Multiply only those queries that see one of these keys.
+        Span lanes{0, kTileCols};
+        if (!all) {
+          const Span seen = meet(band_.rows_of_some({j, j + height}), rows);
+          lanes = meet({seen.begin - rows.begin - c, seen.end - rows.begin - c}, lanes);
+          if (lanes.empty()) continue;
+          lanes = {lanes.begin / kLanes * kLanes, round_up(lanes.end, kLanes)};
+        }
+        TileArgs t{};
+        t.a = tile_keys_.at(j - tile.begin);
+        t.a_row = tile_keys_.row;
+        t.a_step = 1;
+        t.b = queries + lanes.begin;
+        t.b_row = kTileCols;
+        t.c = scores_ + (j - keys.begin) * kPanel + c + lanes.begin;
+        t.c_row = kPanel;
+        t.depth = depth;
+        dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
+      }
+    }
+    if (!all) hide(rows, keys);
+  }
+
+  /// The stage that changes scores between the product and the softmax.
+  void hide(Span rows, Span keys) {
+    alignas(64) float positions[kPanel];
+    for (int x = 0; x < kPanel; ++x) positions[x] = static_cast<float>(x);
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
+      const Span seen = meet(band_.rows_of_some({j, j + 1}), rows);
+      const Vec begin = splat(static_cast<float>(seen.begin - rows.begin));
+      const Vec end = splat(static_cast<float>(greater(seen.end, seen.begin) - rows.begin));
+      float* s = scores_ + (j - keys.begin) * kPanel;
+      for (int x = 0; x < kPanel; x += kLanes) {
+        const Vec at = load(positions + x);
+        const Vec kept = select(less(at, begin), splat(-kInfinity), load(s + x));
+        store(s + x, select(less(at, end), kept, splat(-kInfinity)));
+      }
+    }
+  }
+
+  // P = exp2(S log2(e) - m), and the sums of P. Overwrites S. False: the weights have grown too
+  // heavy against the old references; nothing but S is lost.
+  bool weigh(std::int64_t p, std::int64_t keys, bool cautious) {
+    constexpr int kWidth = kAbreast * kLanes;
+    bool moved = false;
+    for (int x = 0; x < kPanel; x += kWidth) {
+      float* maxima = maxima_ + p * kPanel + x;
+      float* weights = weights_ + p * kPanel + x;
+      float* rescale = rescale_ + p * kPanel + x;
+      Vec factor = splat(to_base2_);
+      Vec base[kAbreast], weight[kAbreast];
+      if (cautious || !kExp2TakesAll) {
+        moved |= move_references(scores_ + x, keys, maxima, rescale, base, factor);
+      } else {
+#pragma GCC unroll 4
+        for (int u = 0; u < kAbreast; ++u) {
+          base[u] = load(maxima + u * kLanes);
+          store(rescale + u * kLanes, splat(1));
+        }
+      }
+#pragma GCC unroll 4
+      for (int u = 0; u < kAbreast; ++u) weight[u] = zero();
+      float* s = scores_ + x;
+      for (std::int64_t j = 0; j < keys; ++j, s += kPanel) {
+#pragma GCC unroll 4
+        for (int u = 0; u < kAbreast; ++u) {
+          const Vec e = exp2(fma(load(s + u * kLanes), factor, zero() - base[u]));
+          weight[u] = weight[u] + e;
+          store(s + u * kLanes, e);
+        }
+      }
+      if (!cautious && kExp2TakesAll) {
+        bool heavy = false;
+#pragma GCC unroll 4
+        for (int u = 0; u < kAbreast; ++u) heavy |= any(less(splat(kTooHeavy), weight[u]));
+        if (heavy) return false;
+      }
+#pragma GCC unroll 4
+      for (int u = 0; u < kAbreast; ++u) {
+        const Vec old = load(weights + u * kLanes);
+        store(weights + u * kLanes, fma(old, load(rescale + u * kLanes), weight[u]));
+      }
+    }
+    cautious_[p] = moved;
+    return true;
+  }
+
+  /// Takes a new reference where a score exceeds the old one by far. True if any did.
+  bool move_references(float* scores, std::int64_t keys, float* maxima, float* rescale, Vec* base,
+                       Vec& factor) {
+    Vec top[kAbreast];
+    maxima_of(scores, keys, top);
+    bool far_out = false;
+#pragma GCC unroll 4
+    for (int u = 0; u < kAbreast; ++u) {
+      top[u] = top[u] * factor;
+      far_out |= any(less(splat(kFarOut), absolute(top[u])));
+    }
+    if (far_out) {
+      raise(scores, keys, factor);
+      factor = splat(1);
+      maxima_of(scores, keys, top);
+    }
+    bool moved = false;
+#pragma GCC unroll 4
+    for (int u = 0; u < kAbreast; ++u) {
+      const Vec old = load(maxima + u * kLanes);
+      const Mask exceeds = less(old + splat(kSlack), top[u]);
+      moved |= any(exceeds);
+      const Vec now = select(exceeds, top[u], old);
+      base[u] = select(equal(now, splat(-kInfinity)), zero(), now);
+      store(maxima + u * kLanes, now);
+      store(rescale + u * kLanes, select(exceeds, exp2(old - base[u]), splat(1)));
+    }
+    // Rows that saw nothing yet, or whose scores are extreme, cannot do without.
+    return moved || far_out || sees_nothing_yet(maxima);
+  }
+
+  static bool sees_nothing_yet(const float* maxima) {
+    bool some = false;
+    for (int u = 0; u < kAbreast; ++u)
+      some |= any(less(load(maxima + u * kLanes), splat(-kFarOut)));
+    return some;
+  }
+
+  static void maxima_of(const float* scores, std::int64_t keys, Vec* top) {
+#pragma GCC unroll 4
+    for (int u = 0; u < kAbreast; ++u) top[u] = splat(-kInfinity);
+    for (std::int64_t j = 0; j < keys; ++j, scores += kPanel)
+#pragma GCC unroll 4
+      for (int u = 0; u < kAbreast; ++u) top[u] = max(top[u], load(scores + u * kLanes));
+  }
+
+  /// Scores in base 2, finite ones raised to what f32 can hold.
+  static void raise(float* scores, std::int64_t keys, Vec factor) {
+    for (std::int64_t j = 0; j < keys; ++j, scores += kPanel)
+      for (int u = 0; u < kAbreast; ++u) {
+        const Vec s = load(scores + u * kLanes);
+        const Vec bounded = min(splat(kFloatMax), max(splat(-kFloatMax), s * factor));
+        store(scores + u * kLanes, select(equal(absolute(s), splat(kInfinity)), s, bounded));
+      }
+  }
+
+  // O = rescale O + P V.
+  void accumulate(std::int64_t p, Span rows, Span keys, Span tile, bool all, Prefetch& prefetch) {
+    std::int64_t step = kTileRows;
+    if (!all) {
+      // A weight of 0 does not silence a value that is not finite: then go row by row.
+      if (values_are_finite_ == Answer::unknown)
+        values_are_finite_ = columns_are_finite(values_, shape_.v_head_dim, kForwardKeys,
+                                                {0, tile.end - tile.begin})
+                                 ? Answer::yes
+                                 : Answer::no;
+      if (values_are_finite_ == Answer::no) step = 1;
+    }
+    for (std::int64_t d = 0; d < padded_; d += kTileCols) {
+      const int vecs = static_cast<int>(lesser(kTileCols, padded_ - d) / kLanes);
+      for (std::int64_t i = rows.begin; i < rows.end; i += step) {
+        const std::int64_t height = lesser(step, rows.end - i);
+        if (d == 0) prefetch.step();
+        Span seen = keys;
+        if (!all) seen = meet(band_.keys_of_some({i, i + height}), keys);
+        const std::int64_t at = i - rows_.begin;
+        if (seen.empty()) {
+          rescale_rows(at, height, d, vecs);
+          continue;
+        }
+        TileArgs t{};
+        t.a = scores_ + (seen.begin - keys.begin) * kPanel + (i - rows.begin);
+        t.a_row = 1;
+        t.a_step = kPanel;
+        t.b = values_ + d * kForwardKeys + (seen.begin - tile.begin) * kTileCols;
+        t.b_row = kTileCols;
+        t.c = sums_ + at * padded_ + d;
+        t.c_row = padded_;
+        t.depth = seen.end - seen.begin;
+        t.rescale = rescale_ + p * kPanel + (i - rows.begin);
+        tile_function<Into::kRescaleAdd>(static_cast<int>(height), vecs)(t);
+      }
+    }
+  }
+
+  void rescale_rows(std::int64_t at, std::int64_t height, std::int64_t d, int vecs) {
+    for (std::int64_t r = at; r < at + height; ++r)
+      for (int v = 0; v < vecs; ++v) {
+        float* o = sums_ + r * padded_ + d + v * kLanes;
+        store(o, load(o) * splat(rescale_[r]));
+      }
+  }
+
+  void prefetch_out() {
+    const Output& out = args_.out;
+    if (out.column != 1) return;
+    for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
+      const float* to = out.data + batch_ * out.batch + head_ * out.head + i * out.row;
+      for (std::int64_t d = 0; d < shape_.v_head_dim; d += 16) __builtin_prefetch(to + d, 1, 2);
+    }
+  }
+
+  // Divide by the sums of weights, store out and lse.
+  void finish() {
+    const Output& out = args_.out;
+    const Output& lse = args_.lse;
+    const double from_base2 = size_ / static_cast<double>(to_base2_);
+    for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
+      const std::int64_t at = i - rows_.begin;
+      const float weight = weights_[at];
+      const float share = weight == 0 ? 0.0f : 1.0f / weight;
+      float* to = out.data + batch_ * out.batch + head_ * out.head + i * out.row;
+      const float* o = sums_ + at * padded_;
+      std::int64_t d = 0;
+      if (weight == 0) {
+        for (; d < shape_.v_head_dim; ++d) to[d * out.column] = 0;
+      } else if (out.column == 1) {
+        for (; d + kLanes <= shape_.v_head_dim; d += kLanes)
+          store(to + d, load(o + d) * splat(share));
+      }
+      for (; d < shape_.v_head_dim; ++d) to[d * out.column] = o[d] * share;
+      if (lse.data == nullptr) continue;
+      float* log_sum = lse.data + batch_ * lse.batch + head_ * lse.head + i * lse.row;
+      if (weight == 0)
+        *log_sum = -kInfinity;
+      else if (weight != weight || weight == kInfinity)
+        *log_sum = weight;
+      else
+        *log_sum = static_cast<float>(static_cast<double>(maxima_[at]) * from_base2 +
+                                      natural_log(weight));
+    }
+  }
+
+  enum class Answer { unknown, yes, no };
+
+  const ForwardArgs& args_;
+  const Shape& shape_;
+  const Band band_;
+  const std::int64_t padded_;  ///< v_head_dim in whole vectors
+  float *const queries_, *const sums_, *const scores_, *const values_, *const key_rows_;
+  float *const maxima_, *const weights_, *const rescale_;
+  float sign_ = 1;
+  double size_ = 1;
+  float to_base2_ = 1;
+
+  std::int64_t batch_ = 0, head_ = 0, panels_ = 0;
+  Span rows_{0, 0};
+  Rows k_{}, v_{}, tile_keys_{};
+  Answer values_are_finite_ = Answer::unknown;
+  bool cautious_[kForwardMaxRows / kPanel] = {};
+};
+
+}  // namespace
+
+void FOVEA_ISA_NAME(flash_forward)(void* opaque, int worker) {
+  auto& args = *static_cast<ForwardArgs*>(opaque);
+  const FlushSubnormals flush;
+  ForwardTask task(args, args.scratch + worker * args.layout.floats);
+  for (;;) {
+    const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);
+    if (n >= args.tasks) return;
+    task.run(n);
+  }
+}
+
+}  // namespace fovea::cpu

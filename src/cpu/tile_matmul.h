@@ -1,0 +1,120 @@
+// Register tiles: C (6 x kTileVecs vectors) from A, read element by element, and B, read by vectors.
+//
+// The multiplier has 2 ports and 4 cycles of latency, so 8 independent sums keep it busy; 6 x 4 (AVX-
+// 512) or 6 x 2 (AVX2) sums leave registers for the operands and need 10 loads for 24 products.
+//
+// Long sums are cut: a sum of n terms taken one after the other errs like n, cut into c pieces like
+// n / sqrt(c).
+#pragma once
+
+#include "cpu/simd.h"
+
+namespace fovea::cpu {
+namespace {
+
+constexpr int kTileRows = 6;
+constexpr int kTileCols = kTileVecs * kLanes;
+
+/// What becomes of C once its products are summed.
+enum class Into {
+  kStore,        ///< C = AB
+  kAdd,          ///< C += AB
+  kRescaleAdd,   ///< row r of C = rescale[r] * C + AB
+  kFactorStore,  ///< C = factor * AB
+  kFactorAdd,    ///< C += factor * AB
+};
+
+struct TileArgs {
+  const float* a;  ///< A(r, k) at a[r * a_row + k * a_step]
+  std::int64_t a_row, a_step;
+  const float* b;  ///< row k at b + k * b_row
+  std::int64_t b_row;
+  float* c;  ///< row r at c + r * c_row
+  std::int64_t c_row;
+  std::int64_t depth;  ///< products in each sum, at least 1
+  const float* rescale = nullptr;
+  float factor = 1;
+};
+
+template <int kRows, int kVecs, Into kInto>
+__attribute__((noinline)) static void tile(const TileArgs& args) {
+  const float* a = args.a;
+  const float* b = args.b;
+  float* c = args.c;
+  const std::int64_t a_row = args.a_row, a_step = args.a_step, b_row = args.b_row;
+  const std::int64_t c_row = args.c_row;
+  [[maybe_unused]] const float* rescale = args.rescale;
+  [[maybe_unused]] const Vec factor = splat(args.factor);
+
+  Vec sums[kRows][kVecs];
+  Vec row[kVecs];
+#pragma GCC unroll 8
+  for (int v = 0; v < kVecs; ++v) row[v] = load(b + v * kLanes);
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r) {
+    const Vec element = splat(a[r * a_row]);
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = element * row[v];
+  }
+  for (std::int64_t k = args.depth - 1; k > 0; --k) {
+    a += a_step;
+    b += b_row;
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) row[v] = load(b + v * kLanes);
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) {
+      const Vec element = splat(a[r * a_row]);
+#pragma GCC unroll 8
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(element, row[v], sums[r][v]);
+    }
+  }
+#pragma GCC unroll 8
+  for (int r = 0; r < kRows; ++r, c += c_row) {
+#pragma GCC unroll 8
+    for (int v = 0; v < kVecs; ++v) {
+      float* to = c + v * kLanes;
+      if constexpr (kInto == Into::kStore) store(to, sums[r][v]);
+      if constexpr (kInto == Into::kAdd) store(to, sums[r][v] + load(to));
+      if constexpr (kInto == Into::kRescaleAdd) store(to, fma(load(to), splat(rescale[r]), sums[r][v]));
+      if constexpr (kInto == Into::kFactorStore) store(to, sums[r][v] * factor);
+      if constexpr (kInto == Into::kFactorAdd) store(to, fma(sums[r][v], factor, load(to)));
+    }
+  }
+}
+
+using TileFunction = void (*)(const TileArgs&);
+
+/// The tile of `rows` x `vecs` vectors.
+template <Into kInto>
+FOVEA_INLINE TileFunction tile_function(int rows, int vecs) {
+#define FOVEA_TILE_ROWS(v)                                                                     \
+  {                                                                                            \
+    tile<1, v, kInto>, tile<2, v, kInto>, tile<3, v, kInto>, tile<4, v, kInto>,                \
+        tile<5, v, kInto>, tile<6, v, kInto>                                                   \
+  }
+  static constexpr TileFunction kTable[kTileVecs][kTileRows] = {FOVEA_TILE_ROWS(1), FOVEA_TILE_ROWS(2),
+#if defined(__AVX512F__)
+                                                                FOVEA_TILE_ROWS(3), FOVEA_TILE_ROWS(4)
+#endif
+  };
+#undef FOVEA_TILE_ROWS
+  return kTable[vecs - 1][rows - 1];
+}
+
+/// Products of queries and keys are summed in pieces of this length.
+FOVEA_INLINE std::int64_t piece_of_dot(std::int64_t depth) { return depth <= 64 ? 32 : 64; }
+
+/// C = AB with each sum cut into pieces.
+FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
+  const std::int64_t depth = args.depth, piece = piece_of_dot(depth);
+  for (std::int64_t done = 0; done < depth; done += piece) {
+    args.depth = depth - done < piece ? depth - done : piece;
+    (done == 0 ? tile_function<Into::kStore>(rows, vecs)
+               : tile_function<Into::kAdd>(rows, vecs))(args);
+    args.a += piece * args.a_step;
+    args.b += piece * args.b_row;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::cpu

@@ -1,0 +1,165 @@
+// Loads rows of tensors into the packed layouts that register tiles read, and the band's arithmetic.
+// The one place where elements of inputs are read for the matrix products.
+//
+// Columns: [width / kTileCols, rows, kTileCols], the tail of the last panel of columns zero.
+// Across:  [rows / kTileCols, width, kTileCols]: transposed, rows beyond the last zero.
+#pragma once
+
+#include "cpu/flash_args.h"
+#include "cpu/tile_matmul.h"
+
+namespace fovea::cpu {
+namespace {
+
+FOVEA_INLINE std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+FOVEA_INLINE std::int64_t greater(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
+FOVEA_INLINE std::int64_t round_up(std::int64_t n, std::int64_t to) {
+  return (n + to - 1) / to * to;
+}
+
+/// Rows of one head of a tensor.
+struct Rows {
+  const float* data;
+  std::int64_t row, column;
+
+  FOVEA_INLINE const float* at(std::int64_t n) const { return data + n * row; }
+  FOVEA_INLINE Rows from(std::int64_t n) const { return {data + n * row, row, column}; }
+};
+FOVEA_INLINE Rows rows_of(const Input& x, std::int64_t b, std::int64_t h) {
+  return {x.data + b * x.batch + h * x.head, x.row, x.column};
+}
+
+/// A half-open range.
+struct Span {
+  std::int64_t begin, end;
+  FOVEA_INLINE bool empty() const { return begin >= end; }
+};
+FOVEA_INLINE Span meet(Span a, Span b) {
+  return {greater(a.begin, b.begin), lesser(a.end, b.end)};
+}
+FOVEA_INLINE bool covers(Span a, Span b) { return a.begin <= b.begin && b.end <= a.end; }
+
+/// contract/band.h in a form that is private to one instruction set.
+struct Band {
+  std::int64_t below, above;
+
+  static FOVEA_INLINE std::int64_t shift(std::int64_t n, std::int64_t by) {
+    std::int64_t sum;
+    if (__builtin_add_overflow(n, by, &sum)) return by > 0 ? INT64_MAX : INT64_MIN;
+    return sum;
+  }
+  static FOVEA_INLINE std::int64_t before(std::int64_t n, std::int64_t by) {
+    return by == INT64_MAX ? INT64_MIN : shift(n, -by);
+  }
+  static FOVEA_INLINE std::int64_t behind(std::int64_t n, std::int64_t by) {
+    return by == INT64_MAX ? INT64_MAX : shift(shift(n, by), 1);
+  }
+  /// Keys that row i sees, and keys that some or every row of [begin, end) sees; not clamped.
+  FOVEA_INLINE Span keys_of(std::int64_t i) const { return {before(i, below), behind(i, above)}; }
+  FOVEA_INLINE Span keys_of_some(Span rows) const {
+    return {before(rows.begin, below), behind(rows.end - 1, above)};
+  }
+  FOVEA_INLINE Span keys_of_every(Span rows) const {
+    return {before(rows.end - 1, below), behind(rows.begin, above)};
+  }
+  /// Rows that see some key of [begin, end), not clamped.
+  FOVEA_INLINE Span rows_of_some(Span keys) const {
+    return {before(keys.begin, above), behind(keys.end - 1, below)};
+  }
+};
+
+/// `rows` x `width` elements into columns of `capacity` rows each.
+inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float* to,
+                         std::int64_t capacity) {
+  for (std::int64_t c = 0; c < width; c += kTileCols) {
+    const std::int64_t here = lesser(kTileCols, width - c);
+    for (std::int64_t r = 0; r < rows; ++r) {
+      const float* source = from.at(r) + c * from.column;
+      float* panel = to + c * capacity + r * kTileCols;
+      if (from.column == 1) {
+        std::int64_t x = 0;
+        for (; x + kLanes <= here; x += kLanes) store(panel + x, load(source + x));
+        if (x < here) {
+          store(panel + x, load(source + x, first_lanes(static_cast<int>(here - x))));
+          x += kLanes;
+        }
+        for (; x < kTileCols; x += kLanes) store(panel + x, zero());
+      } else {
+        for (std::int64_t x = 0; x < kTileCols; ++x)
+          panel[x] = x < here ? source[x * from.column] : 0.0f;
+      }
+    }
+  }
+}
+
+/// `rows` x `width` elements, transposed, for panels of kTileCols rows up to `padded_rows`.
+inline void pack_across(Rows from, std::int64_t rows, std::int64_t width, float* to,
+                        std::int64_t padded_rows) {
+  for (std::int64_t r = 0; r < padded_rows; r += kLanes) {
+    float* panel = to + r / kTileCols * kTileCols * width + r % kTileCols;
+    std::int64_t c = 0;
+    if (from.column == 1 && r + kLanes <= rows)
+      for (; c + kLanes <= width; c += kLanes)
+        transpose_block(from.at(r) + c, from.row, panel + c * kTileCols, kTileCols);
+    for (; c < width; ++c)
+      for (std::int64_t x = 0; x < kLanes; ++x)
+        panel[c * kTileCols + x] = r + x < rows ? from.at(r + x)[c * from.column] : 0.0f;
+  }
+}
+
+/// `rows` x `width` elements, row by row; `from` itself where its columns adjoin.
+inline Rows pack_rows(Rows from, std::int64_t rows, std::int64_t width, float* to) {
+  if (from.column == 1 || width == 1) return {from.data, from.row, 1};
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < width; ++c) to[r * width + c] = from.at(r)[c * from.column];
+  return {to, width, 1};
+}
+
+/// Whether rows [begin, end) of columns packed with `capacity` rows are free of NaN and infinity.
+inline bool columns_are_finite(const float* packed, std::int64_t width, std::int64_t capacity,
+                               Span rows) {
+  Vec poison = zero();
+  for (std::int64_t c = 0; c < width; c += kTileCols)
+    for (std::int64_t r = rows.begin; r < rows.end; ++r)
+      for (std::int64_t x = 0; x < kTileCols; x += kLanes)
+        poison = fma(load(packed + c * capacity + r * kTileCols + x), zero(), poison);
+  return sum(poison) == 0;
+}
+
+/// Asks for rows that are needed later, line by line, spread over the work that comes before.
+class Prefetch {
+ public:
+  /// Two operands' rows, to be fetched within `steps` calls of step().
+  FOVEA_INLINE Prefetch(Rows a, std::int64_t a_width, Rows b, std::int64_t b_width,
+                        std::int64_t rows, std::int64_t steps)
+      : a_(a), b_(b), a_width_(a_width), b_width_(b_width), left_(2 * rows), steps_(steps) {
+    constexpr std::int64_t kLine = 16;
+    lines_ = rows * ((a_width + kLine - 1) / kLine + (b_width + kLine - 1) / kLine);
+    if (a.column != 1 || b.column != 1) left_ = 0;
+  }
+  FOVEA_INLINE void step() {
+    for (due_ += lines_; due_ >= steps_ && left_ > 0; due_ -= steps_) {
+      __builtin_prefetch(a_.data + at_, 0, 2);
+      at_ += 16;
+      if (at_ < a_width_) continue;
+      // Take turns between the operands.
+      at_ = 0;
+      --left_;
+      const Rows next{a_.data + a_.row, a_.row, 1};
+      const std::int64_t width = a_width_;
+      a_ = b_;
+      a_width_ = b_width_;
+      b_ = next;
+      b_width_ = width;
+    }
+  }
+
+ private:
+  Rows a_, b_;
+  std::int64_t a_width_, b_width_;
+  std::int64_t left_, steps_;
+  std::int64_t lines_ = 0, due_ = 0, at_ = 0;
+};
+
+}  // namespace
+}  // namespace fovea::cpu
