@@ -112,7 +112,8 @@ int run_info(const Settings& settings) {
   print_info();
   if (settings.why_not.empty()) return exit_code;
   fmt::print("\n{}\n", settings.why_not);
-  for (const auto& [direction, list] : reasons_for(*spec).items()) {
+  const nlohmann::ordered_json reasons = reasons_for(*spec);
+  for (const auto& [direction, list] : reasons.items()) {
     for (const auto& [kernel, reason] : list.items()) {
       const auto text = reason.get<std::string>();
       fmt::print("  {:<24} {}\n", kernel, text.empty() ? "serves" : text);

@@ -111,9 +111,8 @@ double clip_grad_norm(const std::vector<Parameter>& parameters, double max_norm)
   for (const Parameter& parameter : parameters) {
     const Tensor grad = parameter.var.grad();
     if (!grad.defined()) continue;
-    parallel_ranges(grad.numel(), kElements, [&](std::int64_t begin, std::int64_t end) {
-      for (std::int64_t i = begin; i < end; ++i) grad.data()[i] *= factor;
-    });
+    const std::span<float> values = grad.values();
+    for (float& value : values) value *= factor;
   }
   return norm;
 }

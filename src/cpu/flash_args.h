@@ -17,6 +17,8 @@ inline constexpr std::int64_t kForwardMaxRows = 512;
 /// Queries of a tile in backward, and the most keys of one.
 inline constexpr std::int64_t kBackwardRows = 96;
 inline constexpr std::int64_t kBackwardMaxKeys = 256;
+/// Floats between the rows of dS in backward, which keep them out of the same sets of the L1 cache.
+inline constexpr std::int64_t kBackwardGap = 16;
 /// Widths of packed operands are rounded up to this, a multiple of every vector length.
 inline constexpr std::int64_t kPadding = 64;
 

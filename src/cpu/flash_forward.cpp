@@ -112,9 +112,9 @@ class ForwardTask {
     if (sign_ != 1)
       for (std::int64_t n = 0; n < padded_rows * shape_.head_dim; n += kLanes)
         store(queries_ + n, load(queries_ + n) * splat(sign_));
-    for (std::int64_t n = 0; n < padded_rows; n += kLanes) {
-      store(maxima_ + n, splat(-kInfinity));
-      store(weights_ + n, zero());
+    for (std::int64_t n = 0; n < padded_rows; ++n) {
+      maxima_[n] = n < rows_.end - rows_.begin ? -kInfinity : 0.0f;
+      weights_[n] = 0;
     }
     for (std::int64_t n = 0; n < padded_rows * padded_; n += kLanes) store(sums_ + n, zero());
     for (std::int64_t p = 0; p < panels_; ++p) cautious_[p] = true;

@@ -8,6 +8,7 @@
 
 #include <fovea/tensor.h>
 
+#include "contract/elements.h"
 #include "contract/float_types.h"
 
 namespace fovea::reference {
@@ -46,18 +47,7 @@ inline float round_to_tf32(float x) {
 
 /// Element of a float tensor; `offset` in elements from its data pointer.
 inline double load(const TensorView& view, std::int64_t offset) {
-  switch (view.dtype) {
-    case DType::f64:
-      return static_cast<const double*>(view.data)[offset];
-    case DType::f32:
-      return static_cast<double>(static_cast<const float*>(view.data)[offset]);
-    case DType::f16:
-      return static_cast<double>(to_f32(static_cast<const F16*>(view.data)[offset]));
-    case DType::bf16:
-      return static_cast<double>(to_f32(static_cast<const Bf16*>(view.data)[offset]));
-    default:
-      return std::nan("");
-  }
+  return load_element(view.data, view.dtype, offset);
 }
 
 /// Element of an i32, i64 or boolean tensor.
@@ -74,22 +64,7 @@ inline std::int64_t load_integer(const TensorView& view, std::int64_t offset) {
 
 /// Writes x to a float tensor, rounded once to its dtype.
 inline void store(const MutableTensorView& view, std::int64_t offset, double x) {
-  switch (view.dtype) {
-    case DType::f64:
-      static_cast<double*>(view.data)[offset] = x;
-      break;
-    case DType::f32:
-      static_cast<float*>(view.data)[offset] = static_cast<float>(x);
-      break;
-    case DType::f16:
-      static_cast<F16*>(view.data)[offset] = to_f16(narrow_to_odd(x));
-      break;
-    case DType::bf16:
-      static_cast<Bf16*>(view.data)[offset] = to_bf16(narrow_to_odd(x));
-      break;
-    default:
-      break;
-  }
+  store_element(view.data, view.dtype, offset, round_to(view.dtype, x));
 }
 
 }  // namespace fovea::reference

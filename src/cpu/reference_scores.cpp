@@ -66,18 +66,17 @@ HeadScores::HeadScores(const Problem& p, const Sequence& s, std::int64_t h)
   if (threshold == 0) return;
   drops = true;
   keep_scale = philox::keep_scale(threshold);
-  stream.seed = dropout.seed_tensor.present()
-                    ? static_cast<std::uint64_t>(load_integer(dropout.seed_tensor, 0))
-                    : dropout.seed;
-  stream.offset = static_cast<std::uint32_t>(
-      dropout.offset_tensor.present()
-          ? static_cast<std::uint64_t>(load_integer(dropout.offset_tensor, 0))
-          : dropout.offset);
+  const auto word = [](const TensorView& tensor, std::uint64_t otherwise) {
+    return tensor.present() ? static_cast<std::uint64_t>(load_integer(tensor, 0)) : otherwise;
+  };
   const TensorView& streams = dropout.streams;
-  stream.stream = static_cast<std::uint32_t>(
+  const std::int64_t id =
       streams.present()
           ? load_integer(streams, s.batch * streams.strides[0] + h * streams.strides[1])
-          : s.batch * p.q_heads + h);
+          : s.batch * p.q_heads + h;
+  stream = philox::make_stream(word(dropout.seed_tensor, dropout.seed),
+                               dropout.offset + word(dropout.offset_tensor, 0),
+                               static_cast<std::uint32_t>(id));
 }
 
 template <class Arithmetic>

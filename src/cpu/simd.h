@@ -194,15 +194,16 @@ FOVEA_INLINE Vec power_of_two(Vec t) { return reinterpret_cast<Vec>(reinterpret_
 
 #endif
 
-/// exp2 is right up to 127, and gives a subnormal (flushed to 0) below -126.
+/// exp2 is right up to 127, and 0 below -126.5.
 constexpr bool kExp2TakesAll = false;
 
 /// 2^x within 2.2e-7, by a minimax polynomial on [-1/2, 1/2].
 FOVEA_INLINE Vec exp2(Vec x) {
   // Adding 3 * 2^22 leaves the nearest integer in the low bits, here 127 higher: an exponent.
   const Vec magic = splat(12582912.0f + 127.0f);
-  const Vec t = max(splat(-126.5f), x) + magic;
-  const Vec f = max(splat(-126.5f), x) - (t - magic);
+  const Vec bounded = max(splat(-127.0f), x);
+  const Vec t = bounded + magic;
+  const Vec f = bounded - (t - magic);
   Vec p = splat(0x1.5c08e6p-10f);
   p = fma(p, f, splat(0x1.3d0c52p-7f));
   p = fma(p, f, splat(0x1.c6b6e4p-5f));

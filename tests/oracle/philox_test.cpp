@@ -145,16 +145,45 @@ TEST(Dropout, seed_offset_and_streams_from_memory) {
   DropoutCall call(2, 1, 4, 30);
   call.params.dropout = {0.5, 77, 3, {}, {}, {}, 0, 0};
   const std::vector<double> plain = call.drops();
-  const Tensor seed(DType::i64, {1}, {77}), offset(DType::i64, {1}, {3}),
+  const Tensor seed(DType::i64, {1}, {77}), offset(DType::i64, {1}, {2}),
       streams(DType::i64, {2, 1}, {1, 0});
   call.params.dropout.seed = 1;
-  call.params.dropout.offset = 1;
+  call.params.dropout.offset = 1;  // the tensor's 2 is added
   call.params.dropout.seed_tensor = seed.view();
   call.params.dropout.offset_tensor = offset.view();
   EXPECT_EQ(call.drops(), plain);
   call.params.dropout.streams = streams.view();
   const std::vector<double> swapped = call.drops();
   for (std::size_t n = 0; n < 120; ++n) EXPECT_EQ(swapped[n], plain[(n + 120) % 240]);
+}
+
+TEST(Dropout, the_offset_has_64_bits) {
+  DropoutCall call(1, 1, 8, 40);
+  const auto drops_at = [&](std::uint64_t offset) {
+    call.params.dropout = {0.5, 77, offset, {}, {}, {}, 0, 0};
+    return call.drops();
+  };
+  EXPECT_NE(drops_at(std::uint64_t{1} << 32), drops_at(0));
+  EXPECT_NE(drops_at((std::uint64_t{1} << 32) + 5), drops_at(5));
+  EXPECT_EQ(drops_at(5), drops_at(5));
+}
+
+TEST(Dropout, a_number_equal_to_the_threshold_keeps) {
+  constexpr std::uint32_t kThreshold = 32768;
+  std::int64_t i = 0, j = 0;
+  const auto number = [&] {
+    return philox::decide({8, 0, 0}, static_cast<std::uint64_t>(i), static_cast<std::uint64_t>(j));
+  };
+  while (number() != kThreshold) {
+    ++j;
+    if (j == 1000) {
+      j = 0;
+      ++i;
+    }
+  }
+  DropoutCall call(1, 1, 1, 1);
+  call.params.dropout = {0.5, 8, 0, {}, {}, {}, i, j};
+  EXPECT_EQ(call.drops(), (std::vector<double>{2}));
 }
 
 TEST(Dropout, all_dropped_gives_zero_and_leaves_lse) {

@@ -19,7 +19,6 @@ CASES = [
     ("unknown instruction set", LIBRARY_ONLY, ROW.format("sse9"), "cannot read this row"),
     ("row that is no row", LIBRARY_ONLY, "FOVEA_KERNEL(oops)\n", "cannot read this row"),
     ("CUDA", [*LIBRARY_ONLY, "-DFOVEA_WITH_CUDA=ON"], "", "not part of this version"),
-    ("tool without runtime", ["-DFOVEA_BUILD_LM=OFF"], "", "needs FOVEA_BUILD_LM"),
 ]
 
 

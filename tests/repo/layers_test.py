@@ -27,7 +27,7 @@ PLANTED = [
     ("cases/planted.cpp", '#include "lm/tensor.h"', "cases may not include lm"),
     ("src/core/planted.cpp", "#include <torch/torch.h>", "neither PyTorch nor Python"),
     ("lm/planted.cpp", "#include <Python.h>", "neither PyTorch nor Python"),
-    ("src/core/long.cpp", "int x;\n" * 600, "600 lines"),
+    ("src/core/long.cpp", "int x;\n" * 600, "split it"),
 ]
 
 

@@ -1,0 +1,131 @@
+// Every kernel of the build on every case of the table, and on random ones. Refusals are skips, and
+// so that they cannot pass as success, a minimum of executed cases is asserted for each family and
+// instruction set that this machine has.
+#include "cases/table.h"
+
+#include <iostream>
+#include <map>
+
+#include <gtest/gtest.h>
+
+#include <fovea/introspect.h>
+
+#include "cases/random_case.h"
+#include "cases/run_case.h"
+#include "cases/work.h"
+
+namespace fovea::cases {
+namespace {
+
+class Tally {
+ public:
+  void add(const std::string& kernel, const std::string& name, const CaseResult& result) {
+    switch (result.outcome) {
+      case Outcome::passed:
+        ++executed_[kernel];
+        break;
+      case Outcome::refused:
+        ++skips_[kernel][result.reason];
+        break;
+      case Outcome::failed:
+        ++executed_[kernel];
+        ADD_FAILURE() << result.reason << "\n  fovea check --kernel " << kernel << " " << name;
+        break;
+    }
+  }
+  [[nodiscard]] std::int64_t executed(const std::string& kernel) const {
+    const auto found = executed_.find(kernel);
+    return found == executed_.end() ? 0 : found->second;
+  }
+  void print() const {
+    for (const auto& [kernel, count] : executed_) {
+      std::cout << kernel << ": " << count << " executed\n";
+    }
+    for (const auto& [kernel, reasons] : skips_) {
+      for (const auto& [reason, count] : reasons) {
+        std::cout << "  skipped " << kernel << " " << count << " x " << reason << "\n";
+      }
+    }
+  }
+
+ private:
+  std::map<std::string, std::int64_t> executed_;
+  std::map<std::string, std::map<std::string, std::int64_t>> skips_;
+};
+
+std::vector<KernelInfo> available_kernels() {
+  std::vector<KernelInfo> list = kernels();
+  std::erase_if(list, [](const KernelInfo& kernel) {
+    if (!kernel.available) {
+      std::cout << "not available: " << kernel.id << " (" << kernel.reason << ")\n";
+    }
+    return !kernel.available;
+  });
+  return list;
+}
+
+/// Cases of the table that a kernel has to execute at least.
+std::int64_t least_executed(const KernelInfo& kernel) {
+  if (kernel.family == "reference" || kernel.family == "baseline") {
+    return kernel.direction == "forward" ? 300 : 290;
+  }
+  if (kernel.family == "flash" || kernel.family == "unfused") return 200;
+  return 1;
+}
+
+TEST(KernelsByCases, WholeTable) {
+  const std::vector<KernelInfo> all = available_kernels();
+  Tally tally;
+  for (const TableEntry& entry : table()) {
+    PreparedCase prepared(entry.spec, default_seed(entry.spec));
+    for (const KernelInfo& kernel : all) {
+      tally.add(kernel.id, entry.name, run_case(prepared, kernel.id));
+    }
+  }
+  tally.print();
+  for (const KernelInfo& kernel : all) {
+    EXPECT_GE(tally.executed(kernel.id), least_executed(kernel)) << kernel.id;
+  }
+}
+
+TEST(KernelsByCases, RandomCases) {
+  constexpr std::uint64_t kCases = 200;
+  std::map<std::string, std::vector<std::string>> by_scope;
+  for (const KernelInfo& kernel : available_kernels()) {
+    if (!kernel.explicit_only) by_scope[scope_of(kernel.id).to_string()].push_back(kernel.id);
+  }
+  Tally tally;
+  for (const auto& [bits, group] : by_scope) {
+    for (std::uint64_t seed = 0; seed < kCases; ++seed) {
+      const Case spec = random_case(seed, Scope(bits));
+      PreparedCase prepared(spec, default_seed(spec));
+      for (const std::string& kernel : group) {
+        tally.add(kernel, name_of(spec), run_case(prepared, kernel));
+      }
+    }
+    for (const std::string& kernel : group) {
+      EXPECT_GE(tally.executed(kernel), static_cast<std::int64_t>(kCases * 9 / 10)) << kernel;
+    }
+  }
+  tally.print();
+}
+
+TEST(KernelsByCases, ResultsDoNotDependOnTheNumberOfThreads) {
+  Tally tally;
+  std::int64_t cases = 0;
+  for (const TableEntry& entry : table()) {
+    // Those large enough to be divided, and every seventh of the others.
+    const bool large = flops_of(entry.spec, Direction::forward) > 5e6;
+    if (!large && hash_of(entry.name) % 7 != 0) continue;
+    ++cases;
+    PreparedCase prepared(entry.spec, default_seed(entry.spec));
+    for (const KernelInfo& kernel : available_kernels()) {
+      if (kernel.explicit_only) continue;
+      tally.add(kernel.id, entry.name, run_case(prepared, kernel.id, {1, 2, 8}));
+    }
+  }
+  EXPECT_GE(cases, 30);
+}
+
+}  // namespace
+}  // namespace fovea::cases
