@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <array>
+#include <cmath>
 #include <string_view>
 
 #include <fmt/format.h>
@@ -60,7 +61,10 @@ const std::array<Trait, kTraitCount> kTraits{{
        c.band = Band::window(any_anchor(r), any_side(r, c.kv_len), any_side(r, c.kv_len)); }},
     {"scale0.5", 0.2, [](Case& c, RandomNumbers& r) {
        c.scale = r.pick({0.0, -0.25, 0.125, 1.0, 1e-3}); }},
-    {"std16", 0.2, [](Case& c, RandomNumbers& r) { c.logits_std = r.pick({0.0, 4.0, 16.0, 64.0}); }},
+    {"std16", 0.2, [](Case& c, RandomNumbers& r) { c.logits_std = r.pick({0.0, 4.0, 16.0, 64.0});
+       // Logits beyond a deviation of 64 are the table's.
+       const double unit = std::abs(c.scale.value_or(0)) * std::sqrt(static_cast<double>(c.head_dim));
+       if (unit > 1) c.logits_std = std::floor(c.logits_std / unit); }},
     {"mask-bool-b1qk-random", 0.2, [](Case& c, RandomNumbers& r) {
        set_mask(c, r, DType::boolean, r.pick({MaskContents::random, MaskContents::padding,
                 MaskContents::gap, MaskContents::ones, MaskContents::document})); }},

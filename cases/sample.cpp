@@ -11,9 +11,11 @@ namespace {
 
 constexpr std::int64_t kBlock = 16;
 
-/// Rows [q_begin, q_begin + q_size) against keys [k_begin, k_begin + k_size).
+/// Rows [q_begin, q_begin + q_size) against keys [k_begin, k_begin + k_size), of all heads or one.
 struct Slice {
   std::int64_t q_begin = 0, q_size = 0, k_begin = 0, k_size = 0;
+  bool one_head = false;
+  std::int64_t batch = 0, kv_head = 0;
 };
 
 template <class View>
@@ -50,39 +52,72 @@ Slice slice_of_queries(const Case& c, std::int64_t begin) {
   return slice;
 }
 
-/// Queries that may see a block of keys; empty when none sees its first key.
-Slice slice_of_keys(const Case& c, std::int64_t begin) {
-  const Bounds bounds = bounds_of(c);
+/// One KV head with its group of query heads, of one sequence. With dropout the first, whose
+/// streams have the same numbers in the smaller call.
+Slice slice_of_head(const Case& c) {
   Slice slice;
-  slice.k_begin = begin;
-  slice.k_size = std::min(kBlock, c.kv_len - begin);
-  slice.q_begin = std::clamp<std::int64_t>(begin - bounds.high, 0, c.q_len);
-  const std::int64_t end = std::clamp<std::int64_t>(begin + slice.k_size - bounds.low, 0, c.q_len);
-  slice.q_size = begin - bounds.low < slice.q_begin ? 0 : end - slice.q_begin;
+  slice.q_size = c.q_len;
+  slice.k_size = c.kv_len;
+  slice.one_head = true;
+  const bool first = c.dropout.probability > 0;
+  slice.batch = first ? 0 : c.batch - 1;
+  slice.kv_head = first ? 0 : c.kv_heads - 1;
   return slice;
+}
+
+/// Heads and sequences of the slice of a [batch, heads, ...] tensor.
+template <class View>
+View slice_heads(const Slice& slice, View view, std::int64_t group) {
+  if (!slice.one_head) return view;
+  if (view.shape[0] != 1) view = slice_axis(view, 0, slice.batch, 1);
+  return slice_axis(view, 1, slice.kv_head * group, group);
+}
+
+void slice_mask(const Slice& slice, std::int64_t group, TensorView& mask) {
+  const auto cut = [&](int from_end, std::int64_t begin, std::int64_t size) {
+    if (mask.rank < from_end) return;
+    const auto axis = static_cast<std::size_t>(mask.rank - from_end);
+    if (mask.shape[axis] != 1) mask = slice_axis(mask, axis, begin, size);
+  };
+  cut(1, slice.k_begin, slice.k_size);
+  cut(2, slice.q_begin, slice.q_size);
+  if (!slice.one_head) return;
+  cut(3, slice.kv_head * group, group);
+  cut(4, slice.batch, 1);
 }
 
 /// The call on a slice. Band, dropout and RoPE are moved so that every (i, j) keeps its meaning.
 AttentionParams params_of(const Inputs& inputs, const Slice& slice) {
   const Case& c = inputs.c;
+  const std::int64_t group = c.q_heads / c.kv_heads;
   AttentionParams p = inputs.params;
-  p.q.segments[0].tensor = slice_axis(p.q.segments[0].tensor, 2, slice.q_begin, slice.q_size);
-  p.k.segments[0].tensor = slice_axis(p.k.segments[0].tensor, 2, slice.k_begin, slice.k_size);
-  p.v.segments[0].tensor = slice_axis(p.v.segments[0].tensor, 2, slice.k_begin, slice.k_size);
+  TensorView& q = p.q.segments[0].tensor;
+  TensorView& k = p.k.segments[0].tensor;
+  TensorView& v = p.v.segments[0].tensor;
+  q = slice_heads(slice, slice_axis(q, 2, slice.q_begin, slice.q_size), group);
+  k = slice_heads(slice, slice_axis(k, 2, slice.k_begin, slice.k_size), 1);
+  v = slice_heads(slice, slice_axis(v, 2, slice.k_begin, slice.k_size), 1);
   if (c.band) {
     const Bounds bounds = bounds_of(c);
     const std::int64_t shift = slice.q_begin - slice.k_begin;
-    // Slices begin where the band does, so that both sides stay >= 0.
-    p.band = Band::window(Anchor::top_left, -std::min<std::int64_t>(bounds.low + shift, 0),
-                          std::max<std::int64_t>(bounds.high + shift, 0));
-  }
-  if (p.mask.present()) {
-    const auto rank = static_cast<std::size_t>(p.mask.rank);
-    if (p.mask.shape[rank - 1] != 1) {
-      p.mask = slice_axis(p.mask, rank - 1, slice.k_begin, slice.k_size);
+    // Blocks of queries begin where the band does, so that both sides stay >= 0.
+    if (!slice.one_head) {
+      p.band = Band::window(Anchor::top_left, -std::min<std::int64_t>(bounds.low + shift, 0),
+                            std::max<std::int64_t>(bounds.high + shift, 0));
     }
-    if (rank > 1 && p.mask.shape[rank - 2] != 1) {
-      p.mask = slice_axis(p.mask, rank - 2, slice.q_begin, slice.q_size);
+  }
+  if (p.mask.present()) slice_mask(slice, group, p.mask);
+  if (slice.one_head) {
+    if (p.sinks.present()) p.sinks = slice_axis(p.sinks, 0, slice.kv_head * group, group);
+    TensorView& streams = p.dropout.streams;
+    if (streams.present()) streams = slice_heads(slice, streams, group);
+    for (TensorView* table : {&p.rope.cos, &p.rope.sin}) {
+      if (table->rank == 3 && table->shape[0] != 1) {
+        *table = slice_axis(*table, 0, slice.batch, 1);
+      }
+    }
+    for (TensorView* offsets : {&p.rope.q_offsets, &p.rope.k_offsets}) {
+      if (offsets->present()) *offsets = slice_axis(*offsets, 0, slice.batch, 1);
     }
   }
   p.dropout.row_origin += slice.q_begin;
@@ -167,28 +202,42 @@ Status sample_backward(const Inputs& inputs, const Outputs& results, const Saved
                        std::vector<ErrorSums>& all) {
   BackwardArgs args;
   args.params = params_of(inputs, slice);
-  const auto queries = [&](const TensorView& view) {
-    return slice_axis(view, 2, slice.q_begin, slice.q_size);
+  const std::int64_t group = inputs.c.q_heads / inputs.c.kv_heads;
+  const auto queries = [&](const auto& view) {
+    return slice_heads(slice, slice_axis(view, 2, slice.q_begin, slice.q_size), group);
   };
-  args.out = queries(saved.out[0].view);
+  args.out = TensorView(queries(saved.out[0].view));
   args.lse = queries(saved.lse.view);
-  if (!inputs.dout.empty()) args.dout = queries(inputs.dout[0].view);
+  if (!inputs.dout.empty()) args.dout = TensorView(queries(inputs.dout[0].view));
   if (inputs.c.dlse) args.dlse = queries(inputs.dlse.view);
+  struct Pair {
+    MutableTensorView got;
+    Tensor oracle, baseline;
+  };
+  std::vector<Pair> pairs;
+  BackwardArgs yardstick = args;
   for (const std::string& name : names) {
     const Output* result = results.find(name);
     if (result == nullptr) continue;
-    const bool of_q = name == "dq";
     const MutableTensorView got =
-        slice_axis(result->tensor.view, 2, of_q ? slice.q_begin : slice.k_begin,
-                   of_q ? slice.q_size : slice.k_size);
-    const Tensor oracle = like(got, DType::f32), baseline = like(got, got.dtype);
-    MutableOperand& wanted = of_q ? args.dq : name == "dk" ? args.dk : args.dv;
-    wanted = oracle.view;
-    if (Status s = run_trusted(args, "cpu.reference.backward"); !s.ok()) return s;
-    wanted = baseline.view;
-    if (Status s = run_trusted(args, "cpu.baseline.backward"); !s.ok()) return s;
-    wanted = MutableOperand{};
-    accumulate(sums_of(all, name), got, oracle, baseline);
+        name == "dq" ? queries(result->tensor.view) : slice_heads(slice, result->tensor.view, 1);
+    pairs.push_back({got, like(got, DType::f32), like(got, got.dtype)});
+    const auto want = [&](BackwardArgs& of, const Tensor& tensor) {
+      (name == "dq" ? of.dq : name == "dk" ? of.dk : of.dv) = tensor.view;
+    };
+    want(args, pairs.back().oracle);
+    want(yardstick, pairs.back().baseline);
+  }
+  if (pairs.empty()) return {};
+  if (Status s = run_trusted(args, "cpu.reference.backward"); !s.ok()) return s;
+  if (Status s = run_trusted(yardstick, "cpu.baseline.backward"); !s.ok()) return s;
+  std::size_t next = 0;
+  for (const std::string& name : names) {
+    if (results.find(name) == nullptr) continue;
+    ErrorSums& sums = sums_of(all, name);
+    sums.lse_rounding = unit_of_lse(inputs, saved.lse);
+    accumulate(sums, pairs[next].got, pairs[next].oracle, pairs[next].baseline);
+    ++next;
   }
   return {};
 }
@@ -204,7 +253,7 @@ bool can_be_sampled(const Case& c) {
   return c.varlen == IndexKind::none && c.seqused == IndexKind::none && c.page_size == 0 &&
          c.q_segments == 1 && c.k_segments == 1 && c.v_segments == 1 && c.out_segments == 1 &&
          c.alibi == SlopeKind::none && !c.dmask && !c.dsinks && !c.dnorm &&
-         c.compute() != DType::f64 && !c.expanded_dout;
+         c.compute() != DType::f64 && !c.expanded_dout && c.batch > 0;
 }
 
 Result<std::vector<ErrorSums>> measure_samples(const Inputs& inputs, const Outputs& results,
@@ -220,11 +269,9 @@ Result<std::vector<ErrorSums>> measure_samples(const Inputs& inputs, const Outpu
     if (!status.ok()) return status;
   }
   if (direction == Direction::forward) return all;
-  for (const std::int64_t begin : block_starts(c.kv_len)) {
-    const Slice slice = slice_of_keys(c, begin);
-    if (slice.q_size == 0 || slice.k_size == 0) continue;
-    const Status status = sample_backward(inputs, results, *saved, slice, {"dk", "dv"}, all);
-    if (!status.ok()) return status;
+  const Slice head = slice_of_head(c);
+  if (Status s = sample_backward(inputs, results, *saved, head, {"dk", "dv"}, all); !s.ok()) {
+    return s;
   }
   return all;
 }

@@ -282,6 +282,19 @@ TEST(HandComputed, visible_infinity_and_nan_propagate) {
   }
 }
 
+TEST(HandComputed, infinite_scores) {
+  // Visible scores of -inf alone: lse = log 0, p = 0, out = 0. One of +inf: lse = +inf.
+  const Line low({1}, {-kInfinity, -kInfinity}, {10, 20}), high({1}, {0, kInfinity}, {10, 20});
+  const Outputs nothing = forward_of(low.params()), everything = forward_of(high.params());
+  expect_values(nothing.out, {0});
+  expect_values(nothing.lse, {-kInfinity});
+  expect_values(everything.lse, {kInfinity});
+  EXPECT_TRUE(std::isnan(everything.out.get(0)));
+  // Beside a finite score, -inf has no weight.
+  const Line both({1}, {-kInfinity, 3}, {10, 20});
+  expect_values(forward_of(both.params()).out, {20});
+}
+
 TEST(HandComputed, empty_shapes) {
   for (const auto& [batch, q_len, kv_len] :
        {std::array<std::int64_t, 3>{0, 2, 2}, {2, 0, 2}, {2, 2, 0}, {1, 0, 0}}) {

@@ -114,6 +114,11 @@ TEST_F(Poison, keys_hidden_by_a_mask_from_every_row) {
   expect_unaffected([&](AttentionParams& p) { p.mask = mask.view(); }, {5, 1});
 }
 
+TEST_F(Poison, keys_hidden_by_minus_infinity_from_every_row) {
+  const Tensor mask(DType::f32, {1, 6}, {0, 1, -1, 0, -kInfinity, -kInfinity});
+  expect_unaffected([&](AttentionParams& p) { p.mask = mask.view(); }, {4, 4});
+}
+
 TEST_F(Poison, a_bad_key_reaches_the_rows_that_see_it_and_no_other) {
   set_row(k, 0, 2, kNaN);
   AttentionParams p = params(false);
