@@ -50,7 +50,6 @@ std::string name_of_mask(const MaskCase& mask) {
                                  word_of(kMaskContents, mask.contents));
   if (mask.layout != MaskLayout::dense)
     name += fmt::format("-{}", word_of(kMaskLayouts, mask.layout));
-  if (mask.fully_masked_row) name += "_fully_masked_row";
   return name;
 }
 

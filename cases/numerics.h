@@ -5,15 +5,7 @@
 //   passes when error(kernel) <= 2 * error(baseline) + 1e-6, or + 1e-5 for 16-bit compute dtypes;
 //   the baseline is an unfused evaluation in the same dtype.
 //
-// Where the oracle is 0 the result must be 0. Two allowances cover what the interface itself
-// rounds, and an unfused evaluation, which keeps P, does not:
-//
-//   LSE is an f32 number: it may be off by one unit, 2^-23 max |lse|, and p = exp(s - lse), with it
-//   the gradients, by the same amount relatively. This shows at logits above some tens.
-//
-//   ds = p (dp - delta) with delta = dout.out cancels where a row sees one key, or nearly: no order
-//   of f32 additions makes both sums equal. The error of delta, 2^-23 |dout| |out|, reaches a
-//   gradient in proportion to how sharp the row's softmax is, for which |out| / max |v| stands.
+// Where the oracle is 0 the result must be 0.
 #pragma once
 
 #include <string>
@@ -38,16 +30,11 @@ struct ErrorSums {
   bool absolute = false;  ///< LSE: the largest difference counts
   double squared_error = 0, baseline_squared_error = 0, squared_norm = 0;
   double largest_error = 0, baseline_largest_error = 0;
-  double cancelled = 0;     ///< squared size of what cancels on the way to the tensor
-  double lse_rounding = 0;  ///< one unit of the largest |lse|
   std::string violation;
 
   void add(const ErrorSums& other);
   [[nodiscard]] Comparison compare(DType compute) const;
 };
-
-/// One unit in the last place of the largest finite |lse|, as f32.
-double unit_of_lse(const Inputs& inputs, const Tensor& lse);
 
 /// Compares all results of one run with the oracle's and the baseline's.
 std::vector<ErrorSums> measure(const Inputs& inputs, const Outputs& results, const Outputs& oracle,

@@ -88,21 +88,6 @@ ForwardArgs forward_args(const Inputs& inputs, const Outputs& outputs) {
   return args;
 }
 
-Saved make_saved(const Inputs& inputs, const Outputs& oracle) {
-  Saved saved{make_like_out(inputs.c, inputs.lengths, inputs.c.out_dtype()),
-              make_like_lse(inputs.c, inputs.lengths)};
-  const auto copy = [](const Output& from, const Tensor& to) {
-    MutableTensorView target = to.view;
-    target.shape = from.written.shape;
-    for_each_element(target, [&](std::int64_t offset, const Index& index) {
-      store(target.data, target.dtype, offset, from.tensor.get(index));
-    });
-  };
-  for (std::size_t n = 0; n < saved.out.size(); ++n) copy(oracle.list[n], saved.out[n]);
-  copy(*oracle.find("lse"), saved.lse);
-  return saved;
-}
-
 Outputs make_backward_outputs(const Inputs& inputs, Width width) {
   const Case& c = inputs.c;
   const bool packed = c.varlen != IndexKind::none;

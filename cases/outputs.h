@@ -39,9 +39,6 @@ struct Saved {
   std::vector<Tensor> out;
   Tensor lse;
 };
-/// Memory like out and lse of the case, to be filled by the oracle's results.
-Saved make_saved(const Inputs& inputs, const Outputs& oracle);
-
 Outputs make_backward_outputs(const Inputs& inputs, Width width);
 BackwardArgs backward_args(const Inputs& inputs, const Saved& saved, const Outputs& outputs);
 

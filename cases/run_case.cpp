@@ -102,7 +102,7 @@ Execution execute(PreparedCase& prepared, const std::string& kernel, Direction d
     if (RunReport refusal = refuses_backward(inputs, kernel); refusal.refused) {
       return {{}, std::move(refusal)};
     }
-    const Result<const Saved*> saved = prepared.saved();
+    const Result<const Saved*> saved = prepared.saved(kernel);
     if (!saved) return {{}, {fmt::format("no forward: {}", saved.status().message()), false}};
     execution.outputs = make_backward_outputs(inputs, Width::as_asked);
     execution.report = run_guarded(inputs, backward_args(inputs, **saved, execution.outputs),
@@ -146,11 +146,11 @@ std::string describe_failure(const std::vector<Comparison>& comparisons) {
   return text;
 }
 
-Result<std::vector<ErrorSums>> measure_run(PreparedCase& prepared, const Outputs& outputs,
-                                           Direction direction) {
+Result<std::vector<ErrorSums>> measure_run(PreparedCase& prepared, const std::string& kernel,
+                                           const Outputs& outputs, Direction direction) {
   if (prepared.sampled()) {
     const bool forward = direction == Direction::forward;
-    return measure_samples(prepared.inputs(), outputs, forward ? nullptr : *prepared.saved(),
+    return measure_samples(prepared.inputs(), outputs, forward ? nullptr : *prepared.saved(kernel),
                            direction);
   }
   const PreparedCase::Expected& expected = prepared.expected(direction);
@@ -168,7 +168,7 @@ int draw_more(const PreparedCase& first, const std::string& kernel, Direction di
                           first.seed() + static_cast<std::uint64_t>(draw) * 0x100000u);
     const Execution execution = execute(prepared, kernel, direction, threads);
     if (!execution.report.failure.empty()) break;
-    const auto more = measure_run(prepared, execution.outputs, direction);
+    const auto more = measure_run(prepared, kernel, execution.outputs, direction);
     if (!more || more->size() != sums.size()) break;
     for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add((*more)[n]);
     ++draws;
@@ -198,7 +198,7 @@ const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
   const auto run = [&](const Outputs& outputs, const char* family) {
     const std::string kernel = fmt::format("cpu.{}.{}", family, forward ? "forward" : "backward");
     return forward ? run_trusted(forward_args(*inputs_, outputs), kernel)
-                   : run_trusted(backward_args(*inputs_, **saved(), outputs), kernel);
+                   : run_trusted(backward_args(*inputs_, **saved(kernel), outputs), kernel);
   };
   if (!forward) made.status = expected(Direction::forward).status;
   if (made.status.ok()) made.status = run(made.oracle, "reference");
@@ -212,19 +212,21 @@ const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
   return *slot;
 }
 
-Result<const Saved*> PreparedCase::saved() {
-  if (!saved_) {
-    if (sampled_) {
-      const Outputs chosen = make_forward_outputs(*inputs_, Width::widest);
-      if (Status s = run_trusted(forward_args(*inputs_, chosen), ""); !s.ok()) return s;
-      saved_ = make_saved(*inputs_, chosen);
-    } else {
-      const Expected& forward = expected(Direction::forward);
-      if (!forward.status.ok()) return forward.status;
-      saved_ = make_saved(*inputs_, forward.oracle);
-    }
-  }
-  return &*saved_;
+Result<const Saved*> PreparedCase::saved(const std::string& kernel) {
+  const std::string pair = kernel.substr(0, kernel.rfind('.')) + ".forward";
+  auto found = saved_.find(pair);
+  if (found != saved_.end()) return &found->second;
+  Saved made{make_like_out(inputs_->c, inputs_->lengths, inputs_->c.out_dtype()),
+             make_like_lse(inputs_->c, inputs_->lengths)};
+  ForwardArgs args;
+  args.params = inputs_->params;
+  for (const Tensor& out : made.out) args.out.add(out.view);
+  args.lse = made.lse.view;
+  Status status = run_trusted(args, pair);
+  if (!status.ok()) status = run_trusted(args, "cpu.reference.forward");
+  if (!status.ok()) return status;
+  found = saved_.emplace(pair, std::move(made)).first;
+  return &found->second;
 }
 
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
@@ -239,7 +241,7 @@ CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
   }
   if (!first.report.failure.empty()) return failed(first.report.failure);
 
-  Result<std::vector<ErrorSums>> measured = measure_run(prepared, first.outputs, direction);
+  Result<std::vector<ErrorSums>> measured = measure_run(prepared, kernel, first.outputs, direction);
   if (!measured) return failed(fmt::format("no oracle: {}", measured.status().message()));
   std::vector<ErrorSums>& sums = *measured;
   CaseResult result;

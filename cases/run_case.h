@@ -2,6 +2,7 @@
 #pragma once
 
 #include <cstdint>
+#include <map>
 #include <memory>
 #include <optional>
 #include <string>
@@ -48,9 +49,9 @@ class PreparedCase {
     Status status;  ///< not ok: the oracle or the baseline has failed
   };
   const Expected& expected(Direction direction);
-  /// Forward's results for backward to read: the oracle's, or, where the case is sampled, those of
-  /// the kernel that the library chooses.
-  Result<const Saved*> saved();
+  /// Forward's results for a backward kernel to read: those of the forward kernel of its pair, or,
+  /// where that refuses, the oracle's.
+  Result<const Saved*> saved(const std::string& kernel);
   /// Whether the oracle is too slow for the whole case, which then is judged by some of its rows.
   [[nodiscard]] bool sampled() const { return sampled_; }
 
@@ -58,7 +59,7 @@ class PreparedCase {
   std::unique_ptr<Inputs> inputs_;
   bool sampled_ = false;
   std::optional<Expected> forward_, backward_;
-  std::optional<Saved> saved_;
+  std::map<std::string, Saved> saved_;  ///< by forward kernel
 };
 
 /// Runs `kernel` with each number of threads (0: the default): the first run is judged by the

@@ -234,9 +234,7 @@ Status sample_backward(const Inputs& inputs, const Outputs& results, const Saved
   std::size_t next = 0;
   for (const std::string& name : names) {
     if (results.find(name) == nullptr) continue;
-    ErrorSums& sums = sums_of(all, name);
-    sums.lse_rounding = unit_of_lse(inputs, saved.lse);
-    accumulate(sums, pairs[next].got, pairs[next].oracle, pairs[next].baseline);
+    accumulate(sums_of(all, name), pairs[next].got, pairs[next].oracle, pairs[next].baseline);
     ++next;
   }
   return {};

@@ -36,7 +36,7 @@ Result<Contestant> Contestant::make(cases::PreparedCase& prepared, cases::Direct
     made.forward_ = cases::forward_args(inputs, made.outputs_);
     return finish(Plan::make(made.forward_, options));
   }
-  const Result<const cases::Saved*> saved = prepared.saved();
+  const Result<const cases::Saved*> saved = prepared.saved(kernel);
   if (!saved) return saved.status();
   made.outputs_ = cases::make_backward_outputs(inputs, cases::Width::as_asked);
   made.backward_ = cases::backward_args(inputs, **saved, made.outputs_);

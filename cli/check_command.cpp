@@ -212,8 +212,8 @@ void add_check_command(CLI::App& app, int& exit_code) {
   command->add_option("cases", s.names,
                       "Case names, e.g. b2_hq8_hkv2_q257_k513_d64_f32_causal (see --list)");
   command->add_option("--kernel", s.patterns, "Kernels, as shell patterns: 'cpu.avx2.*'")
-      ->expected(1)
-      ->take_all();
+      ->delimiter(',')
+      ->allow_extra_args(false);
   command->add_option("--filter", s.filter,
                       "A regular expression that the name or its hazard contains");
   command->add_option("--random", s.random, "Run this many random cases instead of the table")

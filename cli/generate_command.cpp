@@ -12,6 +12,7 @@
 #include <fovea/fovea.h>
 
 #include "cli/commands.h"
+#include "cli/exit_codes.h"
 #include "lm/checkpoint.h"
 #include "lm/error.h"
 #include "lm/generate.h"
@@ -105,11 +106,10 @@ void add_generate_command(CLI::App& app, int& exit_code) {
     try {
       lm::set_num_threads(settings->threads);
       run(*settings);
-      exit_code = 0;
+      exit_code = kSuccess;
     } catch (const std::exception& error) {
       std::fflush(stdout);
-      fmt::print(stderr, "fovea generate: {}\n", error.what());
-      exit_code = 1;
+      exit_code = complain("generate", error.what(), kFailure);
     }
   });
 }

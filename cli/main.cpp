@@ -27,6 +27,11 @@ int main(int argc, char** argv) {
   add_train_command(app, exit_code);
   add_generate_command(app, exit_code);
 #endif
+  const auto is_command = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
+  if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_command).empty()) {
+    fmt::print(stderr, "fovea: unknown command '{}' (see fovea --help)\n", argv[1]);
+    return kUsage;
+  }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {

@@ -13,6 +13,7 @@
 #include <fovea/fovea.h>
 
 #include "cli/commands.h"
+#include "cli/exit_codes.h"
 #include "lm/compare.h"
 #include "lm/error.h"
 #include "lm/gemm.h"
@@ -26,7 +27,6 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kFailed = 1;
 constexpr int kInterrupted = 130;  // as shells report a SIGINT
 
 struct Settings {
@@ -79,11 +79,10 @@ int compare(Settings& settings) {
   settings.comparison.log = progress;
   const std::vector<lm::CompareRow> rows = lm::compare_attention(settings.comparison);
   fmt::print("{}", lm::compare_table(settings.comparison, rows));
-  return 0;
+  return kSuccess;
 }
 
 int train(Settings& settings) {
-  if (settings.paths.empty()) lm::fail("[train] no text: name files or folders with --data");
   const fs::path folder = settings.out;
   settings.loop.checkpoint = folder / "checkpoint.safetensors";
 
@@ -141,7 +140,7 @@ int train(Settings& settings) {
   if (end == lm::TrainEnd::interrupted) return kInterrupted;
   if (settings.sample_bytes > 0) print_sample(*trainer, settings.sample_bytes);
   for (const std::string& line : proof) fmt::print("{}\n", line);
-  return 0;
+  return kSuccess;
 }
 
 // Options that define a run belong to its checkpoint: giving them with --resume is refused.
@@ -240,13 +239,15 @@ void add_train_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
 
   command->callback([settings, &exit_code] {
+    if (!settings->compare && settings->paths.empty()) {
+      throw CLI::ValidationError("train", "no text: name files or folders with --data");
+    }
     try {
       lm::set_num_threads(settings->threads);
       settings->model.n_positions = settings->train.context;
       exit_code = settings->compare ? compare(*settings) : train(*settings);
     } catch (const std::exception& error) {
-      fmt::print(stderr, "fovea train: {}\n", error.what());
-      exit_code = kFailed;
+      exit_code = complain("train", error.what(), kFailure);
     }
   });
 }

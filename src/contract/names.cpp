@@ -117,6 +117,8 @@ const char* name_of(Feature feature) {
       return "sink gradient";
     case Feature::dnorm_weight:
       return "norm-weight gradient";
+    case Feature::segmented_results:
+      return "segmented out or dout";
   }
   return "unknown feature";
 }

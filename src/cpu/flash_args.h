@@ -104,10 +104,10 @@ struct FlashWorkers {
 };
 
 // flash_forward.cpp and flash_backward.cpp, once for each instruction set.
-#define FOVEA_DECLARE_FLASH(isa)                               \
-  void flash_forward_##isa(void* args, int worker);            \
-  void flash_backward_prepare_##isa(void* args, int worker);   \
-  void flash_backward_##isa(void* args, int worker);           \
+#define FOVEA_DECLARE_FLASH(isa)                             \
+  void flash_forward_##isa(void* args, int worker);          \
+  void flash_backward_prepare_##isa(void* args, int worker); \
+  void flash_backward_##isa(void* args, int worker);         \
   void flash_backward_store_dq_##isa(void* args, int worker);
 FOVEA_DECLARE_FLASH(baseline)
 FOVEA_DECLARE_FLASH(avx2)

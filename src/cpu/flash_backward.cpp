@@ -67,8 +67,7 @@ class BackwardTask {
     tile_ = task / pairs;
     batch_ = task % pairs / shape_.kv_heads;
     kv_head_ = task % pairs % shape_.kv_heads;
-    keys_span_ = {tile_ * args_.key_tile,
-                  lesser((tile_ + 1) * args_.key_tile, shape_.kv_len)};
+    keys_span_ = {tile_ * args_.key_tile, lesser((tile_ + 1) * args_.key_tile, shape_.kv_len)};
     begin();
     const std::int64_t group = shape_.q_heads / shape_.kv_heads;
     for (head_ = kv_head_ * group; head_ < (kv_head_ + 1) * group; ++head_) {
@@ -153,16 +152,16 @@ class BackwardTask {
       differentiate(rows, keys, panel_all, gradients_ + p * kPanel);
       // add to dV, dK
       if (wants_dv_)
-        add_to_keys(probabilities_, kPanel, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(),
-                    rows, keys, panel_all || finite(douts_are_finite_, douts_, shape_.v_head_dim,
-                                                    kBackwardRows, n),
-                    panel_all);
+        add_to_keys(
+            probabilities_, kPanel, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows, keys,
+            panel_all || finite(douts_are_finite_, douts_, shape_.v_head_dim, kBackwardRows, n),
+            panel_all);
       if (wants_dk_)
-        add_to_keys(gradients_ + p * kPanel, gradients_row_, queries_, shape_.head_dim, dk_,
-                    padded_head_dim(), rows, keys,
-                    panel_all || finite(queries_are_finite_, queries_, shape_.head_dim,
-                                        kBackwardRows, n),
-                    panel_all);
+        add_to_keys(
+            gradients_ + p * kPanel, gradients_row_, queries_, shape_.head_dim, dk_,
+            padded_head_dim(), rows, keys,
+            panel_all || finite(queries_are_finite_, queries_, shape_.head_dim, kBackwardRows, n),
+            panel_all);
     }
     if (wants_dq_) add_to_queries(t, rows, all);
   }
@@ -204,7 +203,8 @@ class BackwardTask {
     }
   }
 
-  /// From S and dP to P and dS, in place: the stage that knows what is visible.
+  /// From S and dP to P and dS, in place: the stage that knows what is visible. The scaled score is
+  /// rounded before lse is taken off, as it was for lse: where one key has all the weight, P is 1.
   void differentiate(Span rows, Span keys, bool all, float* gradients) {
     alignas(64) float positions[kPanel];
     for (int x = 0; x < kPanel; ++x) positions[x] = static_cast<float>(x);
@@ -219,11 +219,11 @@ class BackwardTask {
       const bool whole = seen.begin == keys.begin && seen.end == keys.begin + kPanel;
       if (lse < -kFarOut) raise(s);
       const Vec scale = splat(scale_), to_base2 = splat(static_cast<float>(kLog2e));
-      const Vec minus_lse = splat(-lse), delta = splat(delta_[at]);
+      const Vec log_sum = splat(lse), delta = splat(delta_[at]);
       if (whole) {
 #pragma GCC unroll 4
         for (int x = 0; x < kPanel; x += kLanes) {
-          const Vec p = exp2(fma(load(s + x), scale, minus_lse) * to_base2);
+          const Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
           store(s + x, p);
           store(g + x, p * (load(g + x) - delta));
         }
@@ -234,7 +234,7 @@ class BackwardTask {
       for (int x = 0; x < kPanel; x += kLanes) {
         const Vec position = load(positions + x);
         const Mask before = less(position, begin), within = less(position, end);
-        Vec p = exp2(fma(load(s + x), scale, minus_lse) * to_base2);
+        Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
         p = select(before, zero(), select(within, p, zero()));
         const Vec d = p * (load(g + x) - delta);
         store(s + x, p);
@@ -252,8 +252,9 @@ class BackwardTask {
   }
 
   // dX[keys] += Y^T Z[rows], Y being P or dS and Z being dO or Q.
-  void add_to_keys(const float* y, std::int64_t y_row, const float* z, std::int64_t width, float* dx,
-                   std::int64_t dx_row, Span rows, Span keys, bool z_is_finite, bool all) {
+  void add_to_keys(const float* y, std::int64_t y_row, const float* z, std::int64_t width,
+                   float* dx, std::int64_t dx_row, Span rows, Span keys, bool z_is_finite,
+                   bool all) {
     // A weight of 0 does not silence a row that is not finite: then go key by key.
     const std::int64_t step = z_is_finite ? kTileRows : 1;
     const std::int64_t padded = round_up(width, kLanes);
@@ -282,8 +283,7 @@ class BackwardTask {
   void add_to_queries(std::int64_t tile, Span rows, bool all) {
     const Span visible = visible_keys(args_, rows);
     const auto turn = static_cast<std::uint32_t>(tile_ - visible.begin / args_.key_tile);
-    std::uint32_t* turns = args_.turns +
-                           (batch_ * shape_.q_heads + head_) * args_.row_tiles + tile;
+    std::uint32_t* turns = args_.turns + (batch_ * shape_.q_heads + head_) * args_.row_tiles + tile;
     await(turns, turn);
 
     const std::int64_t step =
@@ -381,17 +381,6 @@ class BackwardTask {
   Answer queries_are_finite_ = Answer::unknown, douts_are_finite_ = Answer::unknown;
 };
 
-float dot(Rows a, Rows b, std::int64_t row, std::int64_t width) {
-  const float *x = a.at(row), *y = b.at(row);
-  Vec sums = zero();
-  std::int64_t d = 0;
-  if (a.column == 1 && b.column == 1)
-    for (; d + kLanes <= width; d += kLanes) sums = fma(load(x + d), load(y + d), sums);
-  float total = sum(sums);
-  for (; d < width; ++d) total += x[d * a.column] * y[d * b.column];
-  return total;
-}
-
 /// delta and turns of one tile of rows; dQ of rows that see nothing.
 void prepare(const BackwardArgs& args, std::int64_t task) {
   const Shape& shape = args.shape;
@@ -399,17 +388,28 @@ void prepare(const BackwardArgs& args, std::int64_t task) {
   const std::int64_t b = pair / shape.q_heads, h = pair % shape.q_heads;
   const Span rows = BackwardTask::row_tile(args, tile);
   const Rows out = cpu::rows_of(args.out, b, h), dout = cpu::rows_of(args.dout, b, h);
-  for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-    float delta = dot(out, dout, i, shape.v_head_dim);
-    if (args.dlse.data != nullptr)
-      delta -= args.dlse.data[b * args.dlse.batch + h * args.dlse.head + i * args.dlse.row];
-    args.delta[pair * shape.q_len + i] = delta;
+  constexpr int kAbreast = 4;  // independent sums, as each waits for itself
+  for (std::int64_t i = rows.begin; i < rows.end; i += kAbreast) {
+    const float *x[kAbreast], *y[kAbreast];
+    float delta[kAbreast];
+    for (int r = 0; r < kAbreast; ++r) {
+      const std::int64_t row = lesser(i + r, rows.end - 1);
+      x[r] = out.at(row);
+      y[r] = dout.at(row);
+    }
+    dots_as_tile<kAbreast>(x, out.column, y, dout.column, shape.v_head_dim, delta);
+    for (std::int64_t row = i; row < lesser(i + kAbreast, rows.end); ++row) {
+      float& d = delta[row - i];
+      if (args.dlse.data != nullptr)
+        d -= args.dlse.data[b * args.dlse.batch + h * args.dlse.head + row * args.dlse.row];
+      args.delta[pair * shape.q_len + row] = d;
+    }
   }
   args.turns[task] = 0;
   if (args.dq.data == nullptr || !BackwardTask::visible_keys(args, rows).empty()) return;
   for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-    float* to = args.dq_sums.data + b * args.dq_sums.batch + h * args.dq_sums.head +
-                i * args.dq_sums.row;
+    float* to =
+        args.dq_sums.data + b * args.dq_sums.batch + h * args.dq_sums.head + i * args.dq_sums.row;
     for (std::int64_t d = 0; d < shape.head_dim; ++d) to[d] = 0;
   }
 }

@@ -15,9 +15,9 @@
 //
 // A panel meets a tile of keys in one of three ways: nothing is visible (skipped), all is (no
 // mask), or some is (`hide` sets the rest to -inf, and only the visible parts are multiplied).
-// With AVX-512, P is computed against the reference of the tile before; only if its sum grows beyond
-// 2^16 is the tile done again with a new one. A reference moves by 2^8 or more or not at all, so
-// that O is seldom rescaled.
+// With AVX-512, P is computed against the reference of the tile before; only if its sum grows
+// beyond 2^16 is the tile done again with a new one. A reference moves by 2^8 or more or not at
+// all, so that O is seldom rescaled.
 //
 // Scratch a worker: 2 x 512 rows x 64 columns and a few tiles, at most 2 MB (flash_kernels.cpp). A
 // row's result depends neither on the task that it is part of nor on the number of threads.
@@ -33,8 +33,8 @@ namespace {
 /// is found out late, where the weights' sum exceeds 2^(2 kSlack).
 constexpr float kSlack = 8;
 constexpr float kTooHeavy = 65536;
-/// Scores beyond this may overflow when multiplied by log2(e).
-constexpr float kFarOut = 1e38f;
+/// References below this have not been set.
+constexpr float kUnset = -1e38f;
 /// Vectors handled side by side in the softmax.
 constexpr int kAbreast = 4;
 
@@ -73,8 +73,11 @@ class ForwardTask {
         rescale_(scratch + args.layout.rescale) {
     // Scores are kept as +-Q K^T and multiplied by the scale's size on the way to the exponent.
     sign_ = args.scale > 0 ? 1.0f : args.scale < 0 ? -1.0f : 0.0f;
-    size_ = args.scale == 0 ? 1 : args.scale < 0 ? -args.scale : args.scale;
+    const auto scale = static_cast<float>(args.scale);  // backward's as well
+    size_ = scale == 0 ? 1 : static_cast<double>(scale < 0 ? -scale : scale);
     to_base2_ = static_cast<float>(size_ * kLog2e);
+    slack_ = kSlack / to_base2_ < kFloatMax ? kSlack / to_base2_ : kFloatMax;
+    largest_ = to_base2_ > 1 ? kFloatMax / to_base2_ : kFloatMax;
   }
 
   void run(std::int64_t task) {
@@ -92,7 +95,8 @@ class ForwardTask {
 
     begin();
     const Span keys = meet(band_.keys_of_some(rows_), {0, shape_.kv_len});
-    // Tiles begin at multiples of their size whatever the rows, so that rows do not depend on tasks.
+    // Tiles begin at multiples of their size whatever the rows, so that rows do not depend on
+    // tasks.
     for (std::int64_t j = keys.begin / kForwardKeys * kForwardKeys; j < keys.end; j += kForwardKeys)
       key_tile({j, lesser(j + kForwardKeys, shape_.kv_len)}, j + kForwardKeys >= keys.end);
     finish();
@@ -195,8 +199,8 @@ class ForwardTask {
     }
   }
 
-  // P = exp2(S log2(e) - m), and the sums of P. Overwrites S. False: the weights have grown too
-  // heavy against the old references; nothing but S is lost.
+  // P = exp2((S - m) log2(e)), exactly 1 where S = m, and the sums of P. Overwrites S. False: the
+  // weights have grown too heavy against the old references; nothing but S is lost.
   bool weigh(std::int64_t p, std::int64_t keys, bool cautious) {
     constexpr int kWidth = kAbreast * kLanes;
     bool moved = false;
@@ -204,10 +208,10 @@ class ForwardTask {
       float* maxima = maxima_ + p * kPanel + x;
       float* weights = weights_ + p * kPanel + x;
       float* rescale = rescale_ + p * kPanel + x;
-      Vec factor = splat(to_base2_);
+      const Vec factor = splat(to_base2_);
       Vec base[kAbreast], weight[kAbreast];
       if (cautious || !kExp2TakesAll) {
-        moved |= move_references(scores_ + x, keys, maxima, rescale, base, factor);
+        moved |= move_references(scores_ + x, keys, maxima, rescale, base);
       } else {
 #pragma GCC unroll 4
         for (int u = 0; u < kAbreast; ++u) {
@@ -221,7 +225,7 @@ class ForwardTask {
       for (std::int64_t j = 0; j < keys; ++j, s += kPanel) {
 #pragma GCC unroll 4
         for (int u = 0; u < kAbreast; ++u) {
-          const Vec e = exp2(fma(load(s + u * kLanes), factor, zero() - base[u]));
+          const Vec e = exp2((load(s + u * kLanes) - base[u]) * factor);
           weight[u] = weight[u] + e;
           store(s + u * kLanes, e);
         }
@@ -243,31 +247,27 @@ class ForwardTask {
   }
 
   /// Takes a new reference where a score exceeds the old one by far. True if any did.
-  bool move_references(float* scores, std::int64_t keys, float* maxima, float* rescale, Vec* base,
-                       Vec& factor) {
+  bool move_references(float* scores, std::int64_t keys, float* maxima, float* rescale, Vec* base) {
     Vec top[kAbreast];
     maxima_of(scores, keys, top);
     bool far_out = false;
 #pragma GCC unroll 4
-    for (int u = 0; u < kAbreast; ++u) {
-      top[u] = top[u] * factor;
-      far_out |= any(less(splat(kFarOut), absolute(top[u])));
-    }
+    for (int u = 0; u < kAbreast; ++u) far_out |= any(less(splat(largest_), absolute(top[u])));
     if (far_out) {
-      raise(scores, keys, factor);
-      factor = splat(1);
+      bound(scores, keys);
       maxima_of(scores, keys, top);
     }
     bool moved = false;
 #pragma GCC unroll 4
     for (int u = 0; u < kAbreast; ++u) {
       const Vec old = load(maxima + u * kLanes);
-      const Mask exceeds = less(old + splat(kSlack), top[u]);
+      const Mask exceeds = less(old + splat(slack_), top[u]);
       moved |= any(exceeds);
       const Vec now = select(exceeds, top[u], old);
       base[u] = select(equal(now, splat(-kInfinity)), zero(), now);
       store(maxima + u * kLanes, now);
-      store(rescale + u * kLanes, select(exceeds, exp2(old - base[u]), splat(1)));
+      const Vec shrinks = exp2((old - base[u]) * splat(to_base2_));
+      store(rescale + u * kLanes, select(exceeds, shrinks, splat(1)));
     }
     // Rows that saw nothing yet, or whose scores are extreme, cannot do without.
     return moved || far_out || sees_nothing_yet(maxima);
@@ -275,8 +275,7 @@ class ForwardTask {
 
   static bool sees_nothing_yet(const float* maxima) {
     bool some = false;
-    for (int u = 0; u < kAbreast; ++u)
-      some |= any(less(load(maxima + u * kLanes), splat(-kFarOut)));
+    for (int u = 0; u < kAbreast; ++u) some |= any(less(load(maxima + u * kLanes), splat(kUnset)));
     return some;
   }
 
@@ -288,12 +287,12 @@ class ForwardTask {
       for (int u = 0; u < kAbreast; ++u) top[u] = max(top[u], load(scores + u * kLanes));
   }
 
-  /// Scores in base 2, finite ones raised to what f32 can hold.
-  static void raise(float* scores, std::int64_t keys, Vec factor) {
+  /// Finite scores, brought within what f32 can hold once they are scaled to base 2.
+  void bound(float* scores, std::int64_t keys) const {
     for (std::int64_t j = 0; j < keys; ++j, scores += kPanel)
       for (int u = 0; u < kAbreast; ++u) {
         const Vec s = load(scores + u * kLanes);
-        const Vec bounded = min(splat(kFloatMax), max(splat(-kFloatMax), s * factor));
+        const Vec bounded = min(splat(largest_), max(splat(-largest_), s));
         store(scores + u * kLanes, select(equal(absolute(s), splat(kInfinity)), s, bounded));
       }
   }
@@ -304,10 +303,10 @@ class ForwardTask {
     if (!all) {
       // A weight of 0 does not silence a value that is not finite: then go row by row.
       if (values_are_finite_ == Answer::unknown)
-        values_are_finite_ = columns_are_finite(values_, shape_.v_head_dim, kForwardKeys,
-                                                {0, tile.end - tile.begin})
-                                 ? Answer::yes
-                                 : Answer::no;
+        values_are_finite_ =
+            columns_are_finite(values_, shape_.v_head_dim, kForwardKeys, {0, tile.end - tile.begin})
+                ? Answer::yes
+                : Answer::no;
       if (values_are_finite_ == Answer::no) step = 1;
     }
     for (std::int64_t d = 0; d < padded_; d += kTileCols) {
@@ -358,7 +357,6 @@ class ForwardTask {
   void finish() {
     const Output& out = args_.out;
     const Output& lse = args_.lse;
-    const double from_base2 = size_ / static_cast<double>(to_base2_);
     for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
       const std::int64_t at = i - rows_.begin;
       const float weight = weights_[at];
@@ -375,13 +373,16 @@ class ForwardTask {
       for (; d < shape_.v_head_dim; ++d) to[d * out.column] = o[d] * share;
       if (lse.data == nullptr) continue;
       float* log_sum = lse.data + batch_ * lse.batch + head_ * lse.head + i * lse.row;
+      // Rounded before the logarithm is added, as backward rounds scores before it takes lse off.
+      const float top = maxima_[at] * static_cast<float>(size_);
       if (weight == 0)
         *log_sum = -kInfinity;
+      else if (top == kInfinity)
+        *log_sum = top;
       else if (weight != weight || weight == kInfinity)
         *log_sum = weight;
       else
-        *log_sum = static_cast<float>(static_cast<double>(maxima_[at]) * from_base2 +
-                                      natural_log(weight));
+        *log_sum = static_cast<float>(static_cast<double>(top) + natural_log(weight));
     }
   }
 
@@ -396,6 +397,8 @@ class ForwardTask {
   float sign_ = 1;
   double size_ = 1;
   float to_base2_ = 1;
+  float slack_ = 0;    ///< kSlack, and
+  float largest_ = 0;  ///< the largest score that base 2 can hold, both in scores' units
 
   std::int64_t batch_ = 0, head_ = 0, panels_ = 0;
   Span rows_{0, 0};

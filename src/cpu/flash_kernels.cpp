@@ -199,13 +199,29 @@ Status backward(const Problem& problem, const Launch& launch) {
 
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel forward_kernel(const char* id) {
-  return {id,           "cpu",    "flash",           Direction::forward, DeviceType::cpu, false,
-          available<kIsa>, supports_dense_f32, forward_workspace, forward<kWorkers>};
+  return {id,
+          "cpu",
+          "flash",
+          Direction::forward,
+          DeviceType::cpu,
+          false,
+          available<kIsa>,
+          supports_dense_f32,
+          forward_workspace,
+          forward<kWorkers>};
 }
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel backward_kernel(const char* id) {
-  return {id,           "cpu",    "flash",            Direction::backward, DeviceType::cpu, false,
-          available<kIsa>, supports_dense_f32, backward_workspace, backward<kWorkers>};
+  return {id,
+          "cpu",
+          "flash",
+          Direction::backward,
+          DeviceType::cpu,
+          false,
+          available<kIsa>,
+          supports_dense_f32,
+          backward_workspace,
+          backward<kWorkers>};
 }
 
 }  // namespace
@@ -221,8 +237,7 @@ const Kernel cpu_portable_backward =
 
 #if defined(__x86_64__)
 extern const Kernel cpu_avx2_forward, cpu_avx2_backward, cpu_avx512_forward, cpu_avx512_backward;
-const Kernel cpu_avx2_forward =
-    cpu::forward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.forward");
+const Kernel cpu_avx2_forward = cpu::forward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.forward");
 const Kernel cpu_avx2_backward =
     cpu::backward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.backward");
 const Kernel cpu_avx512_forward =

@@ -19,6 +19,7 @@ namespace fovea::reference {
 struct Exact {
   using Real = double;
   static constexpr int kLanes = 1;
+  static constexpr bool kReadsSavedLse = false;
 
   explicit Exact(const Problem&) {}
   /// x as a tensor between two products holds it.
@@ -31,6 +32,7 @@ struct Unfused {
   using Real = float;
   /// Partial sums of each f32 accumulation, as in a vectorised matrix product.
   static constexpr int kLanes = 16;
+  static constexpr bool kReadsSavedLse = true;
 
   explicit Unfused(const Problem& problem)
       : compute(problem.compute), tf32(problem.params.f32_precision == F32Precision::tf32) {}

@@ -9,8 +9,9 @@
 //   dsink    = sum_i exp(sink - lse_i) (dlse_i - delta_i)
 //   dq, dk and the norm weights' gradients follow from dq^, dk^ (reference_operands.h)
 //
-// lse and p are computed anew from the operands; what forward saved is not read. The results are
-// therefore the gradients of the function itself, not of an evaluation of it.
+// The oracle computes lse and p anew from the operands and reads nothing that forward saved: its
+// results are the gradients of the function itself, not of an evaluation of it. The yardstick takes
+// the lse that it is given, an f32 number, as every backward of this contract must.
 //
 // Shapes as in reference_forward.h; gradients have their inputs' shapes. One worker owns one
 // (sequence, KV head). Sums over heads and sequences (norm weights, sinks) are kept apart by unit
@@ -71,6 +72,16 @@ std::size_t backward_workspace(const Problem& problem, int threads) {
   return arena.used();
 }
 
+/// p from the lse that forward saved.
+template <class Real>
+void take_saved_lse(const HeadScores& head, std::int64_t i, Row<Real>& row) {
+  const TensorView& lse = head.problem.saved_lse;
+  row.lse =
+      static_cast<Real>(load(lse, place_of_lse(head.problem, lse, head.sequence, head.head, i)));
+  for (std::int64_t n = 0; n < row.count; ++n)
+    row.probability[n] = std::exp(row.score[n] - row.lse);
+}
+
 /// Row i of one head: adds to dk, dv and the shared sums, writes dq.
 template <class Arithmetic>
 void backward_row(const HeadScores& head, const Arithmetic& arithmetic, std::int64_t i,
@@ -81,6 +92,7 @@ void backward_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
   Row<Real>& row = scratch.row;
   load_row(p, arithmetic, Side::q, sequence, head.head, i, scratch.q);
   evaluate_row(head, arithmetic, i, scratch.q, scratch.k, row);
+  if constexpr (Arithmetic::kReadsSavedLse) take_saved_lse(head, i, row);
   if (std::isinf(row.lse) && row.lse < 0) row.count = 0;  // every p is 0
 
   const SegmentRow at = find_row(p.dout_segments, i);

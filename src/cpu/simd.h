@@ -1,8 +1,8 @@
 // The vector layer of the CPU kernels: one type, Vec, of kLanes floats, and the few operations that
 // the kernels need, for AVX-512, AVX2 with FMA, and any other machine.
 //
-// Only files that are compiled for one instruction set include this. All of it has internal linkage,
-// so that no function built for one machine can be linked into code that runs on another.
+// Only files that are compiled for one instruction set include this. All of it has internal
+// linkage, so that no function built for one machine can be linked into code that runs on another.
 #pragma once
 
 #include <cstdint>
@@ -31,7 +31,8 @@ constexpr int kTileVecs = 4;
 /// exp2 is right for every argument, above 128 too.
 constexpr bool kExp2TakesAll = true;
 
-// GCC 12 warns of the undefined source of the unmasked forms; those with zeroing compile to the same.
+// GCC 12 warns of the undefined source of the unmasked forms; those with zeroing compile to the
+// same.
 constexpr Mask kEvery = 0xffff;
 
 FOVEA_INLINE Vec zero() { return _mm512_setzero_ps(); }
@@ -52,22 +53,23 @@ FOVEA_INLINE bool any(Mask m) { return m != 0; }
 FOVEA_INLINE Vec max(Vec a, Vec b) { return _mm512_maskz_max_ps(kEvery, a, b); }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return _mm512_maskz_min_ps(kEvery, a, b); }
 FOVEA_INLINE float sum(Vec v) {
-  const Vec halves = v + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4,
-                                                 5, 6, 7);
-  const Vec quarters = halves + __builtin_shufflevector(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3, 4, 5,
-                                                        6, 7, 0, 1, 2, 3);
+  const Vec halves =
+      v + __builtin_shufflevector(v, v, 8, 9, 10, 11, 12, 13, 14, 15, 0, 1, 2, 3, 4, 5, 6, 7);
+  const Vec quarters = halves + __builtin_shufflevector(halves, halves, 4, 5, 6, 7, 0, 1, 2, 3, 4,
+                                                        5, 6, 7, 0, 1, 2, 3);
   return (quarters[0] + quarters[2]) + (quarters[1] + quarters[3]);
 }
 
-/// 2^x within 1.5e-7, by a minimax polynomial on [0, 1).
+/// 2^x within 1.5e-7, by a minimax polynomial on [0, 1) that is exact at 0: a row whose weight lies
+/// on one key then has the weight 1.
 FOVEA_INLINE Vec exp2(Vec x) {
   const Vec f = _mm512_maskz_reduce_ps(kEvery, x, _MM_FROUND_TO_NEG_INF | _MM_FROUND_NO_EXC);
-  Vec p = splat(0x1.ec320ap-10f);
-  p = fma(p, f, splat(0x1.26900cp-7f));
-  p = fma(p, f, splat(0x1.c95446p-5f));
-  p = fma(p, f, splat(0x1.ebd5aap-3f));
-  p = fma(p, f, splat(0x1.62e4f6p-1f));
-  p = fma(p, f, splat(0x1.fffffep-1f));
+  Vec p = splat(0x1.e974fcp-10f);
+  p = fma(p, f, splat(0x1.277854p-7f));
+  p = fma(p, f, splat(0x1.c91ce6p-5f));
+  p = fma(p, f, splat(0x1.ebdb58p-3f));
+  p = fma(p, f, splat(0x1.62e4bap-1f));
+  p = fma(p, f, splat(1));
   return _mm512_maskz_scalef_ps(kEvery, p, x);
 }
 
@@ -89,10 +91,10 @@ FOVEA_INLINE void transpose_block(const float* from, std::int64_t from_row, floa
 #pragma GCC unroll 2
     for (int h = 0; h < 2; ++h) {
       const Vec a = t[i + h], b = t[i + 2 + h];
-      r[i + 2 * h] = __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13,
-                                             28, 29);
-      r[i + 2 * h + 1] = __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27,
-                                                 14, 15, 30, 31);
+      r[i + 2 * h] =
+          __builtin_shufflevector(a, b, 0, 1, 16, 17, 4, 5, 20, 21, 8, 9, 24, 25, 12, 13, 28, 29);
+      r[i + 2 * h + 1] =
+          __builtin_shufflevector(a, b, 2, 3, 18, 19, 6, 7, 22, 23, 10, 11, 26, 27, 14, 15, 30, 31);
     }
   }
   // Four rows' quarters stand in the lanes of r; bring the quarters of a column together.
@@ -101,17 +103,17 @@ FOVEA_INLINE void transpose_block(const float* from, std::int64_t from_row, floa
 #pragma GCC unroll 2
     for (int h = 0; h < 16; h += 8) {
       const Vec a = r[i + h], b = r[i + 4 + h];
-      t[i + h] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26,
-                                         27);
-      t[i + 4 + h] = __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28,
-                                             29, 30, 31);
+      t[i + h] =
+          __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+      t[i + 4 + h] =
+          __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
     }
   }
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     const Vec a = t[i], b = t[i + 8];
-    store(to + i * to_row, __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19,
-                                                   24, 25, 26, 27));
+    store(to + i * to_row,
+          __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27));
     store(to + (i + 8) * to_row, __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21,
                                                          22, 23, 28, 29, 30, 31));
   }
@@ -190,26 +192,28 @@ FOVEA_INLINE bool any(Mask m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
 FOVEA_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 FOVEA_INLINE float sum(Vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
-FOVEA_INLINE Vec power_of_two(Vec t) { return reinterpret_cast<Vec>(reinterpret_cast<Mask>(t) << 23); }
+FOVEA_INLINE Vec power_of_two(Vec t) {
+  return reinterpret_cast<Vec>(reinterpret_cast<Mask>(t) << 23);
+}
 
 #endif
 
 /// exp2 is right up to 127, and 0 below -126.5.
 constexpr bool kExp2TakesAll = false;
 
-/// 2^x within 2.2e-7, by a minimax polynomial on [-1/2, 1/2].
+/// 2^x within 1.7e-7, by a minimax polynomial on [-1/2, 1/2] that is exact at 0.
 FOVEA_INLINE Vec exp2(Vec x) {
   // Adding 3 * 2^22 leaves the nearest integer in the low bits, here 127 higher: an exponent.
   const Vec magic = splat(12582912.0f + 127.0f);
   const Vec bounded = max(splat(-127.0f), x);
   const Vec t = bounded + magic;
   const Vec f = bounded - (t - magic);
-  Vec p = splat(0x1.5c08e6p-10f);
-  p = fma(p, f, splat(0x1.3d0c52p-7f));
-  p = fma(p, f, splat(0x1.c6b6e4p-5f));
-  p = fma(p, f, splat(0x1.ebf918p-3f));
-  p = fma(p, f, splat(0x1.62e428p-1f));
-  p = fma(p, f, splat(0x1.000002p+0f));
+  Vec p = splat(0x1.5bba14p-10f);
+  p = fma(p, f, splat(0x1.3cea88p-7f));
+  p = fma(p, f, splat(0x1.c6b752p-5f));
+  p = fma(p, f, splat(0x1.ebf9bcp-3f));
+  p = fma(p, f, splat(0x1.62e42ap-1f));
+  p = fma(p, f, splat(1));
   return p * power_of_two(t);
 }
 
@@ -221,6 +225,15 @@ FOVEA_INLINE void transpose_block(const float* from, std::int64_t from_row, floa
 }
 
 #endif
+
+/// What a lane of the vectors' fma gives.
+FOVEA_INLINE float fma(float a, float b, float c) {
+#if defined(__FMA__)
+  return __builtin_fmaf(a, b, c);
+#else
+  return a * b + c;
+#endif
+}
 
 FOVEA_INLINE Vec absolute(Vec v) { return max(v, zero() - v); }
 

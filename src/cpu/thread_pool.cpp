@@ -1,8 +1,5 @@
 #include "cpu/thread_pool.h"
 
-#include <pthread.h>
-#include <sched.h>
-
 #include <algorithm>
 #include <atomic>
 #include <cerrno>
@@ -15,6 +12,9 @@
 #include <string>
 #include <system_error>
 #include <thread>
+
+#include <pthread.h>
+#include <sched.h>
 
 namespace fovea::cpu {
 namespace {
@@ -189,12 +189,12 @@ Pool& pool() {
 }
 
 void watch_forks() {
-  static const int registered = pthread_atfork(
-      [] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); },
-      [] {
-        current_pool.store(nullptr, std::memory_order_release);
-        pool_mutex.unlock();
-      });
+  static const int registered =
+      pthread_atfork([] { pool_mutex.lock(); }, [] { pool_mutex.unlock(); },
+                     [] {
+                       current_pool.store(nullptr, std::memory_order_release);
+                       pool_mutex.unlock();
+                     });
   static_cast<void>(registered);
 }
 

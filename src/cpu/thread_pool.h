@@ -9,8 +9,8 @@ namespace fovea::cpu {
 int default_threads();
 
 /// The library's threads seen as `threads` workers, the caller being worker 0. Lives as long as the
-/// process. A call that finds the threads busy runs its workers itself, one after the other, so that
-/// concurrent callers never oversubscribe the machine.
+/// process. A call that finds the threads busy runs its workers itself, one after the other, so
+/// that concurrent callers never oversubscribe the machine.
 const ThreadPool& shared_pool(int threads);
 
 }  // namespace fovea::cpu

@@ -1,7 +1,9 @@
-// Register tiles: C (6 x kTileVecs vectors) from A, read element by element, and B, read by vectors.
+// Register tiles: C (6 x kTileVecs vectors) from A, read element by element, and B, read by
+// vectors.
 //
-// The multiplier has 2 ports and 4 cycles of latency, so 8 independent sums keep it busy; 6 x 4 (AVX-
-// 512) or 6 x 2 (AVX2) sums leave registers for the operands and need 10 loads for 24 products.
+// The multiplier has 2 ports and 4 cycles of latency, so 8 independent sums keep it busy; 6 x 4
+// (AVX- 512) or 6 x 2 (AVX2) sums leave registers for the operands and need 10 loads for 24
+// products.
 //
 // Long sums are cut: a sum of n terms taken one after the other errs like n, cut into c pieces like
 // n / sqrt(c).
@@ -75,7 +77,8 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
       float* to = c + v * kLanes;
       if constexpr (kInto == Into::kStore) store(to, sums[r][v]);
       if constexpr (kInto == Into::kAdd) store(to, sums[r][v] + load(to));
-      if constexpr (kInto == Into::kRescaleAdd) store(to, fma(load(to), splat(rescale[r]), sums[r][v]));
+      if constexpr (kInto == Into::kRescaleAdd)
+        store(to, fma(load(to), splat(rescale[r]), sums[r][v]));
       if constexpr (kInto == Into::kFactorStore) store(to, sums[r][v] * factor);
       if constexpr (kInto == Into::kFactorAdd) store(to, fma(sums[r][v], factor, load(to)));
     }
@@ -87,14 +90,17 @@ using TileFunction = void (*)(const TileArgs&);
 /// The tile of `rows` x `vecs` vectors.
 template <Into kInto>
 FOVEA_INLINE TileFunction tile_function(int rows, int vecs) {
-#define FOVEA_TILE_ROWS(v)                                                                     \
-  {                                                                                            \
-    tile<1, v, kInto>, tile<2, v, kInto>, tile<3, v, kInto>, tile<4, v, kInto>,                \
-        tile<5, v, kInto>, tile<6, v, kInto>                                                   \
+#define FOVEA_TILE_ROWS(v)                                                                         \
+  {                                                                                                \
+    tile<1, v, kInto>, tile<2, v, kInto>, tile<3, v, kInto>, tile<4, v, kInto>, tile<5, v, kInto>, \
+        tile<6, v, kInto>                                                                          \
   }
-  static constexpr TileFunction kTable[kTileVecs][kTileRows] = {FOVEA_TILE_ROWS(1), FOVEA_TILE_ROWS(2),
+  static constexpr TileFunction kTable[kTileVecs][kTileRows] = {
+    FOVEA_TILE_ROWS(1),
+    FOVEA_TILE_ROWS(2),
 #if defined(__AVX512F__)
-                                                                FOVEA_TILE_ROWS(3), FOVEA_TILE_ROWS(4)
+    FOVEA_TILE_ROWS(3),
+    FOVEA_TILE_ROWS(4)
 #endif
   };
 #undef FOVEA_TILE_ROWS
@@ -113,6 +119,23 @@ FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
                : tile_function<Into::kAdd>(rows, vecs))(args);
     args.a += piece * args.a_step;
     args.b += piece * args.b_row;
+  }
+}
+
+/// Dot products of kRows rows of X with the same rows of Y, to the last bit the sums that dot_tile
+/// makes: where a row's weight lies on one key, out = v, and delta = dO.out cancels dP = dO.v
+/// exactly.
+template <int kRows>
+FOVEA_INLINE void dots_as_tile(const float* const* x, std::int64_t x_step, const float* const* y,
+                               std::int64_t y_step, std::int64_t depth, float* dots) {
+  const std::int64_t piece = piece_of_dot(depth);
+  for (std::int64_t done = 0; done < depth; done += piece) {
+    const std::int64_t end = done + piece < depth ? done + piece : depth;
+    float sums[kRows];
+    for (int r = 0; r < kRows; ++r) sums[r] = x[r][done * x_step] * y[r][done * y_step];
+    for (std::int64_t k = done + 1; k < end; ++k)
+      for (int r = 0; r < kRows; ++r) sums[r] = fma(x[r][k * x_step], y[r][k * y_step], sums[r]);
+    for (int r = 0; r < kRows; ++r) dots[r] = done == 0 ? sums[r] : sums[r] + dots[r];
   }
 }
 

@@ -1,5 +1,5 @@
-// Loads rows of tensors into the packed layouts that register tiles read, and the band's arithmetic.
-// The one place where elements of inputs are read for the matrix products.
+// Loads rows of tensors into the packed layouts that register tiles read, and the band's
+// arithmetic. The one place where elements of inputs are read for the matrix products.
 //
 // Columns: [width / kTileCols, rows, kTileCols], the tail of the last panel of columns zero.
 // Across:  [rows / kTileCols, width, kTileCols]: transposed, rows beyond the last zero.
@@ -34,9 +34,7 @@ struct Span {
   std::int64_t begin, end;
   FOVEA_INLINE bool empty() const { return begin >= end; }
 };
-FOVEA_INLINE Span meet(Span a, Span b) {
-  return {greater(a.begin, b.begin), lesser(a.end, b.end)};
-}
+FOVEA_INLINE Span meet(Span a, Span b) { return {greater(a.begin, b.begin), lesser(a.end, b.end)}; }
 FOVEA_INLINE bool covers(Span a, Span b) { return a.begin <= b.begin && b.end <= a.end; }
 
 /// contract/band.h in a form that is private to one instruction set.

@@ -1,5 +1,5 @@
-// What the unfused kernels' phases are called with: plain data, shared by unfused_tasks.cpp, which is
-// compiled for each instruction set, and the kernels' own files.
+// What the unfused kernels' phases are called with: plain data, shared by unfused_tasks.cpp, which
+// is compiled for each instruction set, and the kernels' own files.
 #pragma once
 
 #include "cpu/flash_args.h"

@@ -56,15 +56,9 @@ Refusal available(const Device&) { return Refusal::accept(); }
 namespace fovea {
 
 extern const Kernel cpu_unfused_backward;
-const Kernel cpu_unfused_backward = {"cpu.unfused.backward",
-                                     "cpu",
-                                     "unfused",
-                                     Direction::backward,
-                                     DeviceType::cpu,
-                                     false,
-                                     cpu::available,
-                                     cpu::supports_dense_f32,
-                                     cpu::workspace_bytes,
-                                     cpu::run};
+const Kernel cpu_unfused_backward = {
+    "cpu.unfused.backward", "cpu",   "unfused",      Direction::backward,
+    DeviceType::cpu,        false,   cpu::available, cpu::supports_dense_f32,
+    cpu::workspace_bytes,   cpu::run};
 
 }  // namespace fovea

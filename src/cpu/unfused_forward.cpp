@@ -54,15 +54,9 @@ Refusal available(const Device&) { return Refusal::accept(); }
 namespace fovea {
 
 extern const Kernel cpu_unfused_forward;
-const Kernel cpu_unfused_forward = {"cpu.unfused.forward",
-                                    "cpu",
-                                    "unfused",
-                                    Direction::forward,
-                                    DeviceType::cpu,
-                                    false,
-                                    cpu::available,
-                                    cpu::supports_dense_f32,
-                                    cpu::workspace_bytes,
-                                    cpu::run};
+const Kernel cpu_unfused_forward = {
+    "cpu.unfused.forward", "cpu",   "unfused",      Direction::forward,
+    DeviceType::cpu,       false,   cpu::available, cpu::supports_dense_f32,
+    cpu::workspace_bytes,  cpu::run};
 
 }  // namespace fovea

@@ -1,8 +1,8 @@
 // The phases of the unfused kernels (unfused_forward.cpp, unfused_backward.cpp): blocked matrix
 // products and the row operations between them. Compiled for each instruction set.
 //
-// A task is a block of 192 rows of one head's result. A product packs its right operand in blocks of
-// 256 x 256 and runs the register tiles of tile_matmul.h over it.
+// A task is a block of 192 rows of one head's result. A product packs its right operand in blocks
+// of 256 x 256 and runs the register tiles of tile_matmul.h over it.
 #include "cpu/tile_pack.h"
 #include "cpu/unfused_args.h"
 
@@ -89,22 +89,21 @@ class Multiplier {
       t.c = c;
       t.c_row = x.c_row;
       t.factor = x.factor;
-      add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs);
+      add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
       return;
     }
     for (float& s : sums) s = 0;
     t.c = sums;
     t.c_row = kTileCols;
-    add_pieces<Into::kAdd>(t, static_cast<int>(height), vecs);
+    add_pieces<Into::kAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
     for (std::int64_t i = 0; i < height; ++i)
       for (std::int64_t m = 0; m < width; ++m)
         c[i * x.c_row + m * x.c_column] += x.factor * sums[i * kTileCols + m];
   }
 
   template <Into kInto>
-  static void add_pieces(TileArgs t, int height, int vecs) {
+  static void add_pieces(TileArgs t, int height, int vecs, std::int64_t piece) {
     const std::int64_t depth = t.depth;
-    const std::int64_t piece = depth <= 64 ? 32 : 64;
     for (std::int64_t done = 0; done < depth; done += piece) {
       t.depth = lesser(piece, depth - done);
       tile_function<kInto>(height, vecs)(t);
@@ -127,7 +126,9 @@ Block query_block(const Shape& shape, std::int64_t task) {
   const std::int64_t blocks = (shape.q_len + kUnfusedRows - 1) / kUnfusedRows;
   const std::int64_t pair = task / blocks, begin = task % blocks * kUnfusedRows;
   const std::int64_t head = pair % shape.q_heads;
-  return {pair / shape.q_heads, head, head / (shape.q_heads / shape.kv_heads),
+  return {pair / shape.q_heads,
+          head,
+          head / (shape.q_heads / shape.kv_heads),
           {begin, lesser(begin + kUnfusedRows, shape.q_len)}};
 }
 
@@ -260,8 +261,10 @@ float softmax_row(float* s, Span seen, float factor) {
   });
   const float weight = sum(weights);
   if (weight == 0) return -kInfinity;
-  for_vectors(seen, [&](std::int64_t j, Mask m) { store(s + j, load(s + j, m) / splat(weight), m); });
-  return base + static_cast<float>(__builtin_log(static_cast<double>(weight)));
+  for_vectors(seen,
+              [&](std::int64_t j, Mask m) { store(s + j, load(s + j, m) / splat(weight), m); });
+  if (base == kInfinity) return base;
+  return static_cast<float>(static_cast<double>(base) + __builtin_log(static_cast<double>(weight)));
 }
 
 void softmax(void* opaque, int) {
@@ -274,8 +277,9 @@ void softmax(void* opaque, int) {
       clear_hidden(s, seen, args.shape.kv_len);
       const float lse = softmax_row(s, seen, static_cast<float>(args.scale));
       if (args.lse.data != nullptr)
-        args.lse.data[block.batch * args.lse.batch + block.head * args.lse.head +
-                      i * args.lse.row] = lse;
+        args.lse
+            .data[block.batch * args.lse.batch + block.head * args.lse.head + i * args.lse.row] =
+            lse;
     }
   });
 }
@@ -283,13 +287,10 @@ void softmax(void* opaque, int) {
 float delta_of(const UnfusedArgs& args, const Block& block, std::int64_t i) {
   const float* out = rows_of(args.saved_out, block.batch, block.head).at(i);
   const float* dout = rows_of(args.dout, block.batch, block.head).at(i);
-  float sums[8] = {};
-  for (std::int64_t d = 0; d < args.shape.v_head_dim; ++d)
-    sums[d % 8] += out[d * args.saved_out.column] * dout[d * args.dout.column];
   float delta = 0;
-  for (const float s : sums) delta += s;
-  if (args.dlse.data != nullptr)
-    delta -= *rows_of(args.dlse, block.batch, block.head).at(i);
+  dots_as_tile<1>(&out, args.saved_out.column, &dout, args.dout.column, args.shape.v_head_dim,
+                  &delta);
+  if (args.dlse.data != nullptr) delta -= *rows_of(args.dlse, block.batch, block.head).at(i);
   return delta;
 }
 
@@ -351,7 +352,9 @@ void key_gradients(void* opaque, int worker) {
     const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);
     if (n >= shape.batch * shape.kv_heads * blocks) return;
     const std::int64_t pair = n / blocks, begin = n % blocks * kUnfusedRows;
-    const Block block = {pair / shape.kv_heads, 0, pair % shape.kv_heads,
+    const Block block = {pair / shape.kv_heads,
+                         0,
+                         pair % shape.kv_heads,
                          {begin, lesser(begin + kUnfusedRows, shape.kv_len)}};
     if (args.dv.data != nullptr)
       transposed_products(args, args.probabilities, args.dout, shape.v_head_dim, args.dv, 1, worker,

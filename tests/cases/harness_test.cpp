@@ -28,7 +28,8 @@ struct Spoilable {
     } else {
       options.choice.kernel = "cpu.reference.backward";
       results = make_backward_outputs(inputs, Width::as_asked);
-      const BackwardArgs args = backward_args(inputs, *prepared.saved().value(), results);
+      const BackwardArgs args =
+          backward_args(inputs, *prepared.saved("cpu.reference.backward").value(), results);
       throw_if_error(Plan::make(args, options).value().run(args));
     }
   }
@@ -154,7 +155,8 @@ TEST(Harness, SampledRowsAreJudgedLikeAllRows) {
         "b1_hq2_hkv2_q200_k200_d16_f32_causal_rope-il-half-s-all-f32"}) {
     for (const Direction direction : {Direction::forward, Direction::backward}) {
       Spoilable run(name, direction);
-      const Saved* saved = direction == Direction::forward ? nullptr : *run.prepared.saved();
+      const Saved* saved =
+          direction == Direction::forward ? nullptr : *run.prepared.saved(run.kernel);
       const auto sums = measure_samples(run.prepared.inputs(), run.results, saved, direction);
       ASSERT_TRUE(sums.ok()) << name << ": " << sums.status().message();
       EXPECT_FALSE(sums->empty()) << name;

@@ -2,7 +2,12 @@
 #include <cmath>
 #include <limits>
 
+#include "contract/kernel.h"
 #include "tests/oracle/tensors.h"
+
+namespace fovea {
+extern const Kernel cpu_reference_backward, cpu_baseline_backward;
+}
 
 namespace fovea::oracle {
 namespace {
@@ -216,6 +221,15 @@ TEST(BackwardHand, paged_is_refused) {
   CallOptions options;
   options.plan.choice.kernel = "cpu.reference.backward";
   EXPECT_EQ(backward(a, options).code(), StatusCode::unsupported);
+
+  // Validation refuses it; the kernels would too.
+  for (const Kernel* kernel : {&cpu_reference_backward, &cpu_baseline_backward}) {
+    Problem problem;
+    problem.compute = DType::f32;
+    EXPECT_TRUE(kernel->supports(problem).serves());
+    problem.features.add(Feature::paged);
+    EXPECT_EQ(render(kernel->supports(problem)), "does not serve paged KV cache");
+  }
 }
 
 }  // namespace

@@ -18,6 +18,8 @@ CASES = [
     ("kernel without source", LIBRARY_ONLY, ROW.format("baseline"), "names planted.cpp"),
     ("unknown instruction set", LIBRARY_ONLY, ROW.format("sse9"), "cannot read this row"),
     ("row that is no row", LIBRARY_ONLY, "FOVEA_KERNEL(oops)\n", "cannot read this row"),
+    ("tests of a shared library", ["-DBUILD_SHARED_LIBS=ON", "-DFOVEA_BUILD_TESTS=ON"], "",
+     "needs the static library"),
     ("CUDA", [*LIBRARY_ONLY, "-DFOVEA_WITH_CUDA=ON"], "", "not part of this version"),
 ]
 

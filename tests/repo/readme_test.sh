@@ -24,5 +24,9 @@ while IFS=: read -r file link; do
     echo "FAILED: $file links to $target, which does not exist"
     failed=1
   fi
-done < <(cd "$root" && grep -o -H -E '\]\([^)]+\)' -- *.md docs/*.md docs/*/*.md | sed "s|^|$root/|")
+done < <(cd "$root" && for file in *.md docs/*.md docs/*/*.md; do
+  # outside of code
+  sed -e '/^```/,/^```/d' -e '/^    /d' -e 's/`[^`]*`//g' "$file" |
+    { grep -o -E '\]\([^)]+\)' || true; } | sed "s|^|$root/$file:|"
+done)
 exit $failed
