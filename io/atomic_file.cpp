@@ -16,6 +16,18 @@ Status system_error(const char* what, const std::string& path) {
   return {StatusCode::invalid, fmt::format("{} {}: {}", what, path, std::strerror(errno))};
 }
 
+/// So that the rename outlives a crash; not every file system lets folders be flushed.
+void flush_folder_of(const std::string& path) {
+  const std::size_t slash = path.rfind('/');
+  const std::string folder = slash == std::string::npos ? "."
+                             : slash == 0               ? "/"
+                                                        : path.substr(0, slash);
+  const int descriptor = ::open(folder.c_str(), O_RDONLY | O_DIRECTORY | O_CLOEXEC);
+  if (descriptor < 0) return;
+  ::fsync(descriptor);
+  ::close(descriptor);
+}
+
 }  // namespace
 
 AtomicFile::AtomicFile(std::string path, std::string temporary, std::FILE* file)
@@ -84,6 +96,7 @@ Status AtomicFile::commit() {
     ::unlink(temporary_.c_str());
     return status;
   }
+  flush_folder_of(path_);
   return {};
 }
 

@@ -79,13 +79,9 @@ Status check_paged(Context& c) {
   Problem& p = c.problem;
   const PagedKv& paged = p.params.paged;
   p.features.add(Feature::paged);
-  if (p.direction == Direction::backward)
-    return {StatusCode::unsupported, "[backward] a paged KV cache has no backward"};
   if (p.params.k.count != 1 || p.params.v.count != 1)
     return c.invalid("a paged KV cache must be one segment; got k={}, v={}", p.params.k.count,
                      p.params.v.count);
-  if (!p.params.seqused_k.present())
-    return c.invalid("a paged KV cache needs seqused_k for its lengths");
   FOVEA_RETURN_IF_ERROR(check_view(c, "block_table", paged.block_table, 2, 2, false));
   if (paged.block_table.dtype != DType::i32)
     return c.invalid("block_table must be i32; got {}", name_of(paged.block_table.dtype));
@@ -149,6 +145,11 @@ Status check_operands(Context& c) {
     return c.invalid("cu_seqlens_q is given without cu_seqlens_k");
   if (paged && a.varlen.cu_seqlens_k.present())
     return c.invalid("cu_seqlens_k and a paged KV cache exclude each other");
+
+  if (paged && p.direction == Direction::backward)
+    return {StatusCode::unsupported, "[backward] a paged KV cache has no backward"};
+  if (paged && !a.seqused_k.present())
+    return c.invalid("a paged KV cache needs seqused_k for its lengths");
 
   OperandDims q, k, v;
   FOVEA_RETURN_IF_ERROR(read_operand(c, "q", a.q, packed, q));

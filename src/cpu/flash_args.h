@@ -9,6 +9,9 @@ namespace fovea::cpu {
 
 /// Queries of a panel: what stands side by side in a tile of scores.
 inline constexpr std::int64_t kPanel = 64;
+/// From one row of a tile of scores to the next: no power of two, so that the elements of a column
+/// fall into different sets of the L1 cache.
+inline constexpr std::int64_t kScoresRow = 80;
 /// Keys of a tile in forward: 16 register tiles high; K^, V and scores of a tile fit the L1 cache
 /// two at a time.
 inline constexpr std::int64_t kForwardKeys = 96;
@@ -44,7 +47,7 @@ struct BandLimits {
 struct ForwardScratch {
   std::int64_t queries;  ///< [panels, tile columns, head_dim, within], see tile_pack.h
   std::int64_t sums;     ///< O [rows, v_head_dim padded]
-  std::int64_t scores;   ///< S, then P [kForwardKeys, kPanel]
+  std::int64_t scores;   ///< S, then P [kForwardKeys, kScoresRow]
   std::int64_t values;   ///< V [v_head_dim padded / tile columns, kForwardKeys, tile columns]
   std::int64_t keys;     ///< K [kForwardKeys, head_dim], only if its columns are strided
   std::int64_t maxima, weights, rescale;  ///< [rows]
@@ -73,7 +76,7 @@ struct BackwardScratch {
   std::int64_t queries, douts;              ///< Q, dO [dim padded / tile columns, rows, within]
   std::int64_t queries_rows, douts_rows;    ///< Q, dO [rows, dim], only if columns are strided
   std::int64_t dk, dv;                      ///< [keys, dim padded]
-  std::int64_t probabilities;               ///< P [rows, kPanel]
+  std::int64_t probabilities;               ///< P [rows, kScoresRow]
   std::int64_t gradients;                   ///< dP, then dS [rows, keys + gap]
   std::int64_t floats;
 };

@@ -81,13 +81,7 @@ class ForwardTask {
   }
 
   void run(std::int64_t task) {
-    const std::int64_t tiles = (shape_.q_len + args_.task_rows - 1) / args_.task_rows;
-    const std::int64_t pair = task / tiles;
-    std::int64_t tile = task % tiles;
-    if (args_.last_rows_first) tile = tiles - 1 - tile;
-    batch_ = pair / shape_.q_heads;
-    head_ = pair % shape_.q_heads;
-    rows_ = {tile * args_.task_rows, lesser((tile + 1) * args_.task_rows, shape_.q_len)};
+    place(task, batch_, head_, rows_);
     panels_ = (rows_.end - rows_.begin + kPanel - 1) / kPanel;
     const std::int64_t kv_head = head_ / (shape_.q_heads / shape_.kv_heads);
     k_ = cpu::rows_of(args_.k, batch_, kv_head);
@@ -103,6 +97,16 @@ class ForwardTask {
   }
 
  private:
+  void place(std::int64_t task, std::int64_t& batch, std::int64_t& head, Span& rows) const {
+    const std::int64_t tiles = (shape_.q_len + args_.task_rows - 1) / args_.task_rows;
+    const std::int64_t pair = task / tiles;
+    std::int64_t tile = task % tiles;
+    if (args_.last_rows_first) tile = tiles - 1 - tile;
+    batch = pair / shape_.q_heads;
+    head = pair % shape_.q_heads;
+    rows = {tile * args_.task_rows, lesser((tile + 1) * args_.task_rows, shape_.q_len)};
+  }
+
   Span panel_rows(std::int64_t p) const {
     const std::int64_t begin = rows_.begin + p * kPanel;
     return {begin, lesser(begin + kPanel, rows_.end)};
@@ -130,12 +134,13 @@ class ForwardTask {
     pack_columns(v, n, shape_.v_head_dim, values_, kForwardKeys);
     values_are_finite_ = Answer::unknown;
     tile_keys_ = pack_rows(k_.from(tile.begin), n, shape_.head_dim, key_rows_);
-    if (last) prefetch_out();
 
-    const std::int64_t after = greater(0, lesser(kForwardKeys, shape_.kv_len - tile.end));
-    const std::int64_t groups = kForwardKeys / kTileRows + kPanel / kTileRows;
-    Prefetch prefetch(k_.from(tile.end), shape_.head_dim, v_.from(tile.end), shape_.v_head_dim,
-                      last ? 0 : after, panels_ * groups);
+    std::int64_t panels = 0;
+    for (std::int64_t p = 0; p < panels_; ++p)
+      panels += meet(band_.keys_of_some(panel_rows(p)), tile).empty() ? 0 : 1;
+    const std::int64_t steps =
+        panels * (kPanel / kTileCols * (kForwardKeys / kTileRows) + kPanel / kTileRows);
+    Prefetch prefetch = last ? fetch_results_and_queries(steps) : fetch_keys(tile.end, steps);
     for (std::int64_t p = 0; p < panels_; ++p) {
       const Span rows = panel_rows(p);
       const Span keys = meet(band_.keys_of_some(rows), tile);
@@ -173,8 +178,8 @@ class ForwardTask {
         t.a_step = 1;
         t.b = queries + lanes.begin;
         t.b_row = kTileCols;
-        t.c = scores_ + (j - keys.begin) * kPanel + c + lanes.begin;
-        t.c_row = kPanel;
+        t.c = scores_ + (j - keys.begin) * kScoresRow + c + lanes.begin;
+        t.c_row = kScoresRow;
         t.depth = depth;
         dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
       }
@@ -190,7 +195,7 @@ class ForwardTask {
       const Span seen = meet(band_.rows_of_some({j, j + 1}), rows);
       const Vec begin = splat(static_cast<float>(seen.begin - rows.begin));
       const Vec end = splat(static_cast<float>(greater(seen.end, seen.begin) - rows.begin));
-      float* s = scores_ + (j - keys.begin) * kPanel;
+      float* s = scores_ + (j - keys.begin) * kScoresRow;
       for (int x = 0; x < kPanel; x += kLanes) {
         const Vec at = load(positions + x);
         const Vec kept = select(less(at, begin), splat(-kInfinity), load(s + x));
@@ -222,7 +227,7 @@ class ForwardTask {
 #pragma GCC unroll 4
       for (int u = 0; u < kAbreast; ++u) weight[u] = zero();
       float* s = scores_ + x;
-      for (std::int64_t j = 0; j < keys; ++j, s += kPanel) {
+      for (std::int64_t j = 0; j < keys; ++j, s += kScoresRow) {
 #pragma GCC unroll 4
         for (int u = 0; u < kAbreast; ++u) {
           const Vec e = exp2((load(s + u * kLanes) - base[u]) * factor);
@@ -282,14 +287,14 @@ class ForwardTask {
   static void maxima_of(const float* scores, std::int64_t keys, Vec* top) {
 #pragma GCC unroll 4
     for (int u = 0; u < kAbreast; ++u) top[u] = splat(-kInfinity);
-    for (std::int64_t j = 0; j < keys; ++j, scores += kPanel)
+    for (std::int64_t j = 0; j < keys; ++j, scores += kScoresRow)
 #pragma GCC unroll 4
       for (int u = 0; u < kAbreast; ++u) top[u] = max(top[u], load(scores + u * kLanes));
   }
 
   /// Finite scores, brought within what f32 can hold once they are scaled to base 2.
   void bound(float* scores, std::int64_t keys) const {
-    for (std::int64_t j = 0; j < keys; ++j, scores += kPanel)
+    for (std::int64_t j = 0; j < keys; ++j, scores += kScoresRow)
       for (int u = 0; u < kAbreast; ++u) {
         const Vec s = load(scores + u * kLanes);
         const Vec bounded = min(splat(largest_), max(splat(-largest_), s));
@@ -322,9 +327,9 @@ class ForwardTask {
           continue;
         }
         TileArgs t{};
-        t.a = scores_ + (seen.begin - keys.begin) * kPanel + (i - rows.begin);
+        t.a = scores_ + (seen.begin - keys.begin) * kScoresRow + (i - rows.begin);
         t.a_row = 1;
-        t.a_step = kPanel;
+        t.a_step = kScoresRow;
         t.b = values_ + d * kForwardKeys + (seen.begin - tile.begin) * kTileCols;
         t.b_row = kTileCols;
         t.c = sums_ + at * padded_ + d;
@@ -344,13 +349,22 @@ class ForwardTask {
       }
   }
 
-  void prefetch_out() {
-    const Output& out = args_.out;
-    if (out.column != 1) return;
-    for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
-      const float* to = out.data + batch_ * out.batch + head_ * out.head + i * out.row;
-      for (std::int64_t d = 0; d < shape_.v_head_dim; d += 16) __builtin_prefetch(to + d, 1, 2);
-    }
+  /// The keys and values of the next tile.
+  Prefetch fetch_keys(std::int64_t j, std::int64_t steps) const {
+    return {k_.from(j), shape_.head_dim, v_.from(j), shape_.v_head_dim,
+            greater(0, lesser(kForwardKeys, shape_.kv_len - j)), steps};
+  }
+  /// Where this task's results go, and the queries of the task that is probably next.
+  Prefetch fetch_results_and_queries(std::int64_t steps) const {
+    const Output& to = args_.out;
+    const Rows out = {to.data + batch_ * to.batch + head_ * to.head, to.row, to.column};
+    std::int64_t batch = batch_, head = head_;
+    Span rows = rows_;
+    const std::int64_t next = __atomic_load_n(&args_.next_task, __ATOMIC_RELAXED);
+    if (next < args_.tasks) place(next, batch, head, rows);
+    const Rows q = cpu::rows_of(args_.q, batch, head);
+    return {out.from(rows_.begin), shape_.v_head_dim, q.from(rows.begin), shape_.head_dim,
+            lesser(rows_.end - rows_.begin, rows.end - rows.begin), steps};
   }
 
   // Divide by the sums of weights, store out and lse.

@@ -46,7 +46,7 @@ ForwardScratch forward_layout(const Problem& p, std::int64_t rows) {
   ForwardScratch s{};
   s.queries = layout.take(rows * p.head_dim);
   s.sums = layout.take(rows * v_width);
-  s.scores = layout.take(kForwardKeys * kPanel);
+  s.scores = layout.take(kForwardKeys * kScoresRow);
   s.values = layout.take(kForwardKeys * v_width);
   s.keys = layout.take(kForwardKeys * p.head_dim);
   s.maxima = layout.take(rows);
@@ -105,7 +105,7 @@ BackwardScratch backward_layout(const Problem& p, std::int64_t keys) {
   s.douts_rows = layout.take(kBackwardRows * p.v_head_dim);
   s.dk = layout.take(keys * width);
   s.dv = layout.take(keys * v_width);
-  s.probabilities = layout.take(kBackwardRows * kPanel);
+  s.probabilities = layout.take(kBackwardRows * kScoresRow);
   s.gradients = layout.take(kBackwardRows * (keys + kBackwardGap));
   s.floats = layout.floats();
   return s;

@@ -45,7 +45,7 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
   float* c = args.c;
   const std::int64_t a_row = args.a_row, a_step = args.a_step, b_row = args.b_row;
   const std::int64_t c_row = args.c_row;
-  [[maybe_unused]] const float* rescale = args.rescale;
+  [[maybe_unused]] Vec scales[kRows];
   [[maybe_unused]] const Vec factor = splat(args.factor);
 
   Vec sums[kRows][kVecs];
@@ -70,6 +70,10 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
       for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(element, row[v], sums[r][v]);
     }
   }
+  if constexpr (kInto == Into::kRescaleAdd) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r) scales[r] = splat(args.rescale[r]);
+  }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r, c += c_row) {
 #pragma GCC unroll 8
@@ -78,7 +82,7 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
       if constexpr (kInto == Into::kStore) store(to, sums[r][v]);
       if constexpr (kInto == Into::kAdd) store(to, sums[r][v] + load(to));
       if constexpr (kInto == Into::kRescaleAdd)
-        store(to, fma(load(to), splat(rescale[r]), sums[r][v]));
+        store(to, fma(load(to), scales[r], sums[r][v]));
       if constexpr (kInto == Into::kFactorStore) store(to, sums[r][v] * factor);
       if constexpr (kInto == Into::kFactorAdd) store(to, fma(sums[r][v], factor, load(to)));
     }

@@ -82,6 +82,7 @@ const Spoiled kSpoiled[] = {
      [](ForwardArgs& a) {
        a.params.q = zeros(DType::f32, {1, 1, 1, 513});
        a.params.k = zeros(DType::f32, {1, 1, 1, 513});
+       a.params.v = zeros(DType::f32, {1, 1, 1, 8});
      },
      "[forward] head_dim must be 1 to 512; got 513"},
     {"integer_q", [](ForwardArgs& a) { a.params.q.segments[0].tensor.dtype = DType::i32; },
@@ -237,7 +238,7 @@ TEST_P(Refusals, HasItsMessage) {
 }
 
 INSTANTIATE_TEST_SUITE_P(Forward, Refusals, testing::ValuesIn(kSpoiled),
-                         [](const auto& info) { return std::string(info.param.name); });
+                         [](const auto& spoiled) { return std::string(spoiled.param.name); });
 
 TEST(ValidCalls, TheCallThatIsSpoiledAboveIsValid) {
   Call call;

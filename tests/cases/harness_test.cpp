@@ -105,12 +105,11 @@ TEST(Harness, FindsAGradientOfAnUnseenKey) {
   EXPECT_NE(run.comparison("dk").violation, "");
 }
 
-TEST(Harness, GradientsThatCancelMayBeTinyButNotSmall) {
+TEST(Harness, GradientsThatCancelMustBeZero) {
   Spoilable run("b1_hq2_hkv2_q5_k1_d64_f32", Direction::backward);
-  run.tensor("dq").set({0, 0, 0, 0}, 1e-7);
   EXPECT_TRUE(run.comparison("dq").ok());
-  run.tensor("dq").set({0, 0, 0, 0}, 1e-3);
-  EXPECT_FALSE(run.comparison("dq").ok());
+  run.tensor("dq").set({0, 0, 0, 0}, 1e-7);
+  EXPECT_NE(run.comparison("dq").violation, "");
 }
 
 TEST(Harness, ScaleZeroLeavesNoGradientAtAll) {
@@ -156,7 +155,7 @@ TEST(Harness, SampledRowsAreJudgedLikeAllRows) {
     for (const Direction direction : {Direction::forward, Direction::backward}) {
       Spoilable run(name, direction);
       const Saved* saved =
-          direction == Direction::forward ? nullptr : *run.prepared.saved(run.kernel);
+          direction == Direction::forward ? nullptr : *run.prepared.saved("cpu.reference.backward");
       const auto sums = measure_samples(run.prepared.inputs(), run.results, saved, direction);
       ASSERT_TRUE(sums.ok()) << name << ": " << sums.status().message();
       EXPECT_FALSE(sums->empty()) << name;
