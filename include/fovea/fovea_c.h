@@ -2,9 +2,9 @@
  *
  * Rules: every struct of arguments begins with its own size, so that it can grow; a zeroed field is
  * its default; a tensor with dtype 0 is absent. Functions return a fovea_status and never throw,
- * abort or print; the message of the last failure is fovea_last_error(), per thread. Enumerators and
- * struct layouts are stable within one fovea_abi_version(). Tensors are not owned. Strides are in
- * elements. */
+ * abort or print; the message of the last failure is fovea_last_error(), per thread. Enumerators
+ * and struct layouts are stable within one fovea_abi_version(). Tensors are not owned. Strides are
+ * in elements. */
 #ifndef FOVEA_FOVEA_C_H
 #define FOVEA_FOVEA_C_H
 
@@ -25,8 +25,8 @@ extern "C" {
 
 typedef enum fovea_status {
   FOVEA_OK = 0,
-  FOVEA_INVALID = 1,       /**< the caller's mistake */
-  FOVEA_UNSUPPORTED = 2,   /**< no kernel serves it; the message has every reason */
+  FOVEA_INVALID = 1,     /**< the caller's mistake */
+  FOVEA_UNSUPPORTED = 2, /**< no kernel serves it; the message has every reason */
   FOVEA_OUT_OF_MEMORY = 3,
   FOVEA_DEVICE_ERROR = 4,
   FOVEA_INTERNAL = 5

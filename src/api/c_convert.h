@@ -13,13 +13,12 @@ namespace fovea::c_api {
 /// zero; fields that we lack must be zero.
 template <class Struct>
 Status read_struct(const Struct* from, const char* name, Struct& to) {
-  if (from == nullptr)
-    return {StatusCode::invalid, std::string("[c] ") + name + " is null"};
+  if (from == nullptr) return {StatusCode::invalid, std::string("[c] ") + name + " is null"};
   std::size_t size = 0;
   std::memcpy(&size, from, sizeof(size));
   if (size < sizeof(size) || size > (std::size_t{1} << 20))
-    return {StatusCode::invalid, std::string("[c] ") + name + ".struct_size must be sizeof(" + name +
-                                     "); got " + std::to_string(size)};
+    return {StatusCode::invalid, std::string("[c] ") + name + ".struct_size must be sizeof(" +
+                                     name + "); got " + std::to_string(size)};
   const auto* bytes = reinterpret_cast<const unsigned char*>(from);
   for (std::size_t n = sizeof(Struct); n < size; ++n)
     if (bytes[n] != 0)

@@ -1,7 +1,7 @@
-#include <fovea/introspect.h>
-
 #include <dlfcn.h>
 #include <fmt/format.h>
+
+#include <fovea/introspect.h>
 
 #include "api/complete_args.h"
 #include "core/json_text.h"
@@ -20,9 +20,12 @@ const char* text_of(Direction direction) {
 
 const char* text_of(SelfCheck state) {
   switch (state) {
-    case SelfCheck::not_run: return "not run";
-    case SelfCheck::passed: return "passed";
-    case SelfCheck::failed: return "failed";
+    case SelfCheck::not_run:
+      return "not run";
+    case SelfCheck::passed:
+      return "passed";
+    case SelfCheck::failed:
+      return "failed";
   }
   return "unknown";
 }
@@ -117,7 +120,8 @@ Status run_self_checks() {
   std::string failures;
   for (const Kernel* kernel : kernel_table()) {
     const Problem problem = common_problem(*kernel);
-    if (!kernel->available(problem.device).serves() || !kernel->supports(problem).serves()) continue;
+    if (!kernel->available(problem.device).serves() || !kernel->supports(problem).serves())
+      continue;
     const Refusal refusal = check_instantiation(*kernel, problem);
     if (!refusal.serves())
       failures += fmt::format("{}{} {}", failures.empty() ? "" : "; ", kernel->id, render(refusal));
@@ -129,10 +133,10 @@ Status run_self_checks() {
 std::string info_json() {
   std::string device_list, kernel_list, absent_list;
   for (const DeviceInfo& d : devices())
-    device_list += fmt::format(
-        "{}{{\"type\":{},\"index\":{},\"name\":{},\"capabilities\":{},\"threads\":{}}}",
-        device_list.empty() ? "" : ",", json_quoted(name_of(d.device.type)), d.device.index,
-        json_quoted(d.name), json_quoted(d.capabilities), d.threads);
+    device_list +=
+        fmt::format("{}{{\"type\":{},\"index\":{},\"name\":{},\"capabilities\":{},\"threads\":{}}}",
+                    device_list.empty() ? "" : ",", json_quoted(name_of(d.device.type)),
+                    d.device.index, json_quoted(d.name), json_quoted(d.capabilities), d.threads);
   for (const KernelInfo& k : kernels())
     kernel_list += fmt::format(
         "{}{{\"id\":{},\"backend\":{},\"family\":{},\"direction\":{},\"priority\":{},"
@@ -146,7 +150,8 @@ std::string info_json() {
     absent_list += fmt::format("{}{{\"backend\":{},\"reason\":{}}}", absent_list.empty() ? "" : ",",
                                json_quoted(a.backend), json_quoted(a.reason));
   return fmt::format(
-      "{{\"version\":{},\"library\":{},\"devices\":[{}],\"kernels\":[{}],\"absent_backends\":[{}]}}",
+      "{{\"version\":{},\"library\":{},\"devices\":[{}],\"kernels\":[{}],\"absent_backends\":[{}]}"
+      "}",
       json_quoted(version()), json_quoted(library_path()), device_list, kernel_list, absent_list);
 }
 

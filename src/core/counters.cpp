@@ -1,10 +1,10 @@
 #include "core/counters.h"
 
-#include <fmt/format.h>
-
 #include <map>
 #include <memory>
 #include <mutex>
+
+#include <fmt/format.h>
 
 #include "core/json_text.h"
 
@@ -66,10 +66,10 @@ std::string counters_json() {
   const Counters c = counters();
   std::string kernels, refusals;
   for (const KernelCount& k : c.kernels)
-    kernels += fmt::format(
-        "{}{}:{{\"launched\":{},\"captured\":{},\"completed\":{},\"failed\":{}}}",
-        kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured, k.completed,
-        k.failed);
+    kernels +=
+        fmt::format("{}{}:{{\"launched\":{},\"captured\":{},\"completed\":{},\"failed\":{}}}",
+                    kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured,
+                    k.completed, k.failed);
   for (const RefusalCount& r : c.refusals)
     refusals += fmt::format("{}{}:{}", refusals.empty() ? "" : ",", json_quoted(r.reason), r.count);
   return fmt::format(

@@ -1,10 +1,10 @@
 // JSON string literals, for the few reports the library writes itself.
 #pragma once
 
-#include <fmt/format.h>
-
 #include <string>
 #include <string_view>
+
+#include <fmt/format.h>
 
 namespace fovea {
 

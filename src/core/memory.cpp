@@ -1,11 +1,11 @@
 #include "core/memory.h"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <array>
 #include <cstdint>
 #include <vector>
+
+#include <fmt/format.h>
 
 #include "core/status_macros.h"
 #include "core/views.h"
@@ -75,8 +75,9 @@ struct Placed {
 
 std::string shape_text(const TensorView& view) {
   const auto rank = static_cast<std::size_t>(std::clamp(view.rank, 0, kMaxRank));
-  return fmt::format("[{}]", fmt::join(view.shape.begin(),
-                                       view.shape.begin() + static_cast<std::ptrdiff_t>(rank), ", "));
+  return fmt::format(
+      "[{}]",
+      fmt::join(view.shape.begin(), view.shape.begin() + static_cast<std::ptrdiff_t>(rank), ", "));
 }
 
 Status check_layout(const std::string& where, const char* name, const TensorView& view,
@@ -84,13 +85,13 @@ Status check_layout(const std::string& where, const char* name, const TensorView
   if (view.rank < min_rank || view.rank > max_rank) {
     const std::string wanted = min_rank == max_rank ? fmt::format("{}", min_rank)
                                                     : fmt::format("{} to {}", min_rank, max_rank);
-    return invalid(fmt::format("[{}] {} must have {} dimensions; got {}", where, name, wanted,
-                               view.rank < 0 ? "a shape and strides that do not match"
-                                             : fmt::format("{}", view.rank)));
+    return invalid(fmt::format(
+        "[{}] {} must have {} dimensions; got {}", where, name, wanted,
+        view.rank < 0 ? "a shape and strides that do not match" : fmt::format("{}", view.rank)));
   }
   if (size_of(view.dtype) == 0 || view.dtype > DType::fp8_e5m2)
-    return invalid(fmt::format("[{}] {} has unknown dtype {}", where, name,
-                               static_cast<int>(view.dtype)));
+    return invalid(
+        fmt::format("[{}] {} has unknown dtype {}", where, name, static_cast<int>(view.dtype)));
   std::int64_t elements = size_of(view.dtype), reach = 0;
   bool overflow = false, empty = false;
   for (int d = 0; d < view.rank; ++d) {
@@ -191,8 +192,8 @@ Status check_memory(const std::string& where, const Problem& problem) {
           placed[b].extent.end <= placed[a].extent.begin)
         continue;
       if (overlap(placed[a].view, placed[b].view))
-        return invalid(fmt::format("[{}] output {} overlaps {}", where, placed[a].name,
-                                   placed[b].name));
+        return invalid(
+            fmt::format("[{}] output {} overlaps {}", where, placed[a].name, placed[b].name));
     }
   }
   return {};

@@ -17,7 +17,8 @@ Status check_layout(const std::string& where, const char* name, const TensorView
 /// Not null unless empty, and aligned to its dtype.
 Status check_pointer(const std::string& where, const char* name, const TensorView& view);
 
-/// Whether two views share a byte. Exact, but for adversarial strides, where it gives up and says no.
+/// Whether two views share a byte. Exact, but for adversarial strides, where it gives up and says
+/// no.
 bool overlap(const TensorView& a, const TensorView& b);
 
 /// Whether no element of the view is reached by two index tuples, judged by nested strides.

@@ -95,8 +95,7 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
       select(plan->problem, effective_choice(options.choice), options.self_check);
   if (!selection.ok()) return selection.status();
   plan->kernel = selection->kernel;
-  plan->workspace_bytes =
-      plan->kernel->workspace_bytes(plan->problem, plan->pool.threads);
+  plan->workspace_bytes = plan->kernel->workspace_bytes(plan->problem, plan->pool.threads);
   describe(*plan, *selection);
   return std::shared_ptr<const PlanState>(std::move(plan));
 }
@@ -120,8 +119,8 @@ Status give_workspace(const PlanState& plan, const RunOptions& options,
             fmt::format("[{}] workspace must have at least {} bytes; got {}", where,
                         plan.workspace_bytes, options.workspace_bytes)};
   if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0)
-    return {StatusCode::invalid, fmt::format("[{}] workspace must be 64-byte aligned; got {}", where,
-                                             options.workspace)};
+    return {StatusCode::invalid, fmt::format("[{}] workspace must be 64-byte aligned; got {}",
+                                             where, options.workspace)};
   launch.workspace = static_cast<std::byte*>(options.workspace);
   return {};
 }

@@ -1,9 +1,9 @@
 #include "core/proof.h"
 
-#include <fmt/format.h>
-
 #include <cstdio>
 #include <cstdlib>
+
+#include <fmt/format.h>
 
 #include <fovea/introspect.h>
 

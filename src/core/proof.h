@@ -37,7 +37,7 @@ namespace proof {
 
 /// What a line says about the call besides the kernel.
 struct Subject {
-  std::size_t row;          ///< of the kernel
+  std::size_t row;  ///< of the kernel
   const Kernel* kernel;
   std::string description;  ///< "d128 bf16"
   std::string device;

@@ -1,9 +1,9 @@
 #include "core/select.h"
 
-#include <fmt/format.h>
-
 #include <cstdlib>
 #include <cstring>
+
+#include <fmt/format.h>
 
 #include "core/kernel_table.h"
 #include "core/self_check.h"
@@ -21,8 +21,8 @@ std::string_view environment(const char* name) {
   return value == nullptr ? std::string_view() : std::string_view(value);
 }
 
-/// "cpu.avx512" and "cpu.avx512.forward" both name the forward kernel in a forward call, so that one
-/// choice can serve a pair.
+/// "cpu.avx512" and "cpu.avx512.forward" both name the forward kernel in a forward call, so that
+/// one choice can serve a pair.
 bool names_kernel(std::string_view choice, const Kernel& kernel) {
   const std::string_view id = kernel.id;
   if (choice == id) return true;
@@ -49,19 +49,17 @@ Status check_names(const Problem& problem, const EffectiveChoice& choice) {
       if (name.empty() || known.find(name) != std::string::npos) continue;
       known += (known.empty() ? "" : ", ") + name;
     }
-    return {StatusCode::invalid, fmt::format("[{}] unknown {} \"{}\" from {}; known: {}",
-                                             name_of(problem.direction), what, value,
-                                             choice.source, known)};
+    return {StatusCode::invalid,
+            fmt::format("[{}] unknown {} \"{}\" from {}; known: {}", name_of(problem.direction),
+                        what, value, choice.source, known)};
   };
   if (!choice.kernel.empty() &&
       !any_kernel([&](const Kernel& k) { return names_kernel(choice.kernel, k); }))
-    return fail("kernel", choice.kernel,
-                [](const Kernel& k) -> std::string { return k.id; });
+    return fail("kernel", choice.kernel, [](const Kernel& k) -> std::string { return k.id; });
   if (!choice.backend.empty() &&
       !any_kernel([&](const Kernel& k) { return names_backend(choice.backend, k); }))
-    return fail("backend", choice.backend, [](const Kernel& k) {
-      return std::string(k.backend) + " " + k.family;
-    });
+    return fail("backend", choice.backend,
+                [](const Kernel& k) { return std::string(k.backend) + " " + k.family; });
   return {};
 }
 
@@ -143,10 +141,10 @@ Result<Selection> select(const Problem& problem, const EffectiveChoice& choice, 
                                                        where, chosen, reasons(selection)));
   }
   if (const Considered* preferred = selection.preferred(); choice.strict && preferred != nullptr)
-    return Status(StatusCode::unsupported,
-                  fmt::format("[{}] strict: {} — {}; {} would serve instead", where,
-                              preferred->kernel->id, render(preferred->refusal),
-                              selection.kernel->id));
+    return Status(
+        StatusCode::unsupported,
+        fmt::format("[{}] strict: {} — {}; {} would serve instead", where, preferred->kernel->id,
+                    render(preferred->refusal), selection.kernel->id));
   return selection;
 }
 

@@ -1,4 +1,5 @@
-// Selection: the first kernel of the table that may serve and does, with the reasons for the others.
+// Selection: the first kernel of the table that may serve and does, with the reasons for the
+// others.
 #pragma once
 
 #include <vector>
@@ -34,8 +35,8 @@ EffectiveChoice effective_choice(const Choice& choice);
 Refusal consider(const Kernel& kernel, const Problem& problem, const EffectiveChoice& choice);
 
 /// Chooses. With `self_check`, a kernel must pass its check for the problem's class to be chosen.
-/// Errors: an unknown name (invalid); an explicit choice that cannot serve, nothing that serves, or a
-/// fallback under strict (unsupported).
+/// Errors: an unknown name (invalid); an explicit choice that cannot serve, nothing that serves, or
+/// a fallback under strict (unsupported).
 Result<Selection> select(const Problem& problem, const EffectiveChoice& choice, bool self_check);
 
 }  // namespace fovea

@@ -1,12 +1,12 @@
 #include "core/self_check.h"
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <tuple>
+
+#include <fmt/format.h>
 
 #include "core/kernel_table.h"
 #include "core/small_case.h"
@@ -33,16 +33,24 @@ using Key = std::tuple<const Kernel*, DType, std::int64_t, std::int64_t, std::ui
 
 Key key_of(const Kernel& kernel, const Problem& problem) {
   const Features features(problem.features.bits & kReproduced.bits);
-  return {&kernel, problem.compute, bucket_of(problem.head_dim), bucket_of(problem.v_head_dim),
-          features.bits, problem.device.index};
+  return {&kernel,
+          problem.compute,
+          bucket_of(problem.head_dim),
+          bucket_of(problem.v_head_dim),
+          features.bits,
+          problem.device.index};
 }
 
 double tolerance(DType compute, bool tf32) {
   switch (compute) {
-    case DType::f64: return 1e-6;
-    case DType::f32: return tf32 ? 5e-3 : 1e-5;
-    case DType::f16: return 5e-3;
-    default: return 3e-2;
+    case DType::f64:
+      return 1e-6;
+    case DType::f32:
+      return tf32 ? 5e-3 : 1e-5;
+    case DType::f16:
+      return 5e-3;
+    default:
+      return 3e-2;
   }
 }
 
@@ -122,9 +130,8 @@ SelfCheckState self_check_state(const Kernel& kernel) {
     worst = std::max(worst, outcome.error);
   }
   if (passed == 0) return result;
-  return {SelfCheck::passed,
-          fmt::format("{} instantiation{}, largest error {:.1e}", passed, passed == 1 ? "" : "s",
-                      worst)};
+  return {SelfCheck::passed, fmt::format("{} instantiation{}, largest error {:.1e}", passed,
+                                         passed == 1 ? "" : "s", worst)};
 }
 
 }  // namespace fovea

@@ -9,9 +9,9 @@
 
 namespace fovea {
 
-/// Checks `kernel` for the class of `problem` (compute dtype, head-dim bucket, features) unless that
-/// was done before in this process. Failures disable the instantiation: self_check_failed with the
-/// measured error. Kernels whose backend has no oracle, and the oracle itself, are accepted.
+/// Checks `kernel` for the class of `problem` (compute dtype, head-dim bucket, features) unless
+/// that was done before in this process. Failures disable the instantiation: self_check_failed with
+/// the measured error. Kernels whose backend has no oracle, and the oracle itself, are accepted.
 Refusal check_instantiation(const Kernel& kernel, const Problem& problem);
 
 struct SelfCheckState {

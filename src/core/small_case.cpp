@@ -23,8 +23,8 @@ double distance(const TensorView& got, const TensorView& want, bool relative) {
     const double b = load_element(want.data, want.dtype, n);
     if (a == b) continue;  // equal infinities too
     difference += (a - b) * (a - b);
-    largest = std::max(largest, std::isnan(a - b) ? std::numeric_limits<double>::infinity()
-                                                  : std::abs(a - b));
+    largest = std::max(
+        largest, std::isnan(a - b) ? std::numeric_limits<double>::infinity() : std::abs(a - b));
   }
   for (std::int64_t n = 0; n < want.elements(); ++n) {
     const double b = load_element(want.data, want.dtype, n);
@@ -99,7 +99,8 @@ SmallCase::SmallCase(const Problem& like) : like_(like) {
     params_.k.segments[0].norm_weight = random(like.k().dtype, {like.head_dim}, 1);
   }
   if (features.has(Feature::rope)) {
-    const std::int64_t columns = from.rope.cos.shape[static_cast<std::size_t>(from.rope.cos.rank - 1)];
+    const std::int64_t columns =
+        from.rope.cos.shape[static_cast<std::size_t>(from.rope.cos.rank - 1)];
     params_.rope = from.rope;
     params_.rope.q_offsets = params_.rope.k_offsets = {};
     params_.rope.q_offset = params_.rope.k_offset = 0;
@@ -109,8 +110,7 @@ SmallCase::SmallCase(const Problem& like) : like_(like) {
   if (like.direction == Direction::backward) {
     const DType dtype = like.dout.dtype;
     dout_ = random(dtype, {kBatch, q_heads_, kQueries, like.v_head_dim}, 1);
-    if (features.has(Feature::dlse))
-      dlse_ = random(DType::f32, {kBatch, q_heads_, kQueries}, 1);
+    if (features.has(Feature::dlse)) dlse_ = random(DType::f32, {kBatch, q_heads_, kQueries}, 1);
   }
 }
 

@@ -3,7 +3,7 @@
 
 #include <fovea/status.h>
 
-#define FOVEA_RETURN_IF_ERROR(expression)                             \
-  do {                                                                \
+#define FOVEA_RETURN_IF_ERROR(expression)                                      \
+  do {                                                                         \
     if (::fovea::Status status_ = (expression); !status_.ok()) return status_; \
   } while (false)

@@ -135,9 +135,8 @@ Status compare(const Args& planned, const Args& args, const char* where) {
   flatten(args, b);
   for (std::size_t n = 0; n < std::min(a.count, b.count); ++n) {
     if (a.words[n] != b.words[n] || a.names[n] != b.names[n])
-      return {StatusCode::invalid,
-              std::string("[") + where + "] " + b.names[n] +
-                  " differs from what the plan was made for; make a new plan"};
+      return {StatusCode::invalid, std::string("[") + where + "] " + b.names[n] +
+                                       " differs from what the plan was made for; make a new plan"};
   }
   if (a.count != b.count)
     return {StatusCode::invalid,

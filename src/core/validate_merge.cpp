@@ -40,7 +40,8 @@ Status check_output(const char* name, const TensorView& output, const MergeProbl
   for (const PartialResult& part : p.parts)
     if (overlap(output, part.out) || overlap(output, part.lse))
       return invalid("output {} overlaps a partial result", name);
-  if (p.sinks.present() && overlap(output, p.sinks)) return invalid("output {} overlaps sinks", name);
+  if (p.sinks.present() && overlap(output, p.sinks))
+    return invalid("output {} overlaps sinks", name);
   return {};
 }
 

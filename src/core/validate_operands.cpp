@@ -35,9 +35,8 @@ Status read_operand(const Context& c, const char* name, const Operand& operand, 
     if (!t.present()) return c.invalid("{} is missing", name);
     const int rank = packed ? 3 : 4;
     FOVEA_RETURN_IF_ERROR(check_view(c, name, t, rank, rank, true));
-    const OperandDims found = packed
-                                  ? OperandDims{0, t.shape[1], t.shape[0], t.shape[2]}
-                                  : OperandDims{t.shape[0], t.shape[1], t.shape[2], t.shape[3]};
+    const OperandDims found = packed ? OperandDims{0, t.shape[1], t.shape[0], t.shape[2]}
+                                     : OperandDims{t.shape[0], t.shape[1], t.shape[2], t.shape[3]};
     if (n == 0) {
       dims = found;
       continue;
@@ -168,8 +167,7 @@ Status check_operands(Context& c) {
     FOVEA_RETURN_IF_ERROR(check_view(c, "cu_seqlens_q", varlen.cu_seqlens_q, 1, 1, false));
     p.batch = varlen.cu_seqlens_q.shape[0] - 1;
     if (p.batch < 0) return c.invalid("cu_seqlens_q must have batch + 1 elements; got none");
-    FOVEA_RETURN_IF_ERROR(
-        check_index_view(c, "cu_seqlens_q", varlen.cu_seqlens_q, {p.batch + 1}));
+    FOVEA_RETURN_IF_ERROR(check_index_view(c, "cu_seqlens_q", varlen.cu_seqlens_q, {p.batch + 1}));
     if (varlen.max_q_len < 0 || varlen.max_kv_len < 0)
       return c.invalid("varlen maxima must not be negative; got max_q_len={}, max_kv_len={}",
                        varlen.max_q_len, varlen.max_kv_len);
@@ -182,9 +180,8 @@ Status check_operands(Context& c) {
   }
   if (paged) {
     FOVEA_RETURN_IF_ERROR(check_paged(c));
-    FOVEA_RETURN_IF_ERROR(
-        check_shape(c, "block_table", a.paged.block_table,
-                    {p.batch, a.paged.block_table.shape[1]}));
+    FOVEA_RETURN_IF_ERROR(check_shape(c, "block_table", a.paged.block_table,
+                                      {p.batch, a.paged.block_table.shape[1]}));
   } else {
     if (k.seq != v.seq)
       return c.invalid("k and v must have the same kv_len; got k={}, v={}", k.seq, v.seq);

@@ -128,7 +128,8 @@ Status check_forward_results(Context& c) {
 
 Status check_gradients(Context& c) {
   Problem& p = c.problem;
-  if (!p.saved_out_segments.present()) return c.invalid("out is missing: backward needs forward's result");
+  if (!p.saved_out_segments.present())
+    return c.invalid("out is missing: backward needs forward's result");
   if (!p.saved_lse.present()) return c.invalid("lse is missing: backward needs forward's LSE");
   if (!p.dout_segments.present()) return c.invalid("dout is missing");
   FOVEA_RETURN_IF_ERROR(check_out(c, "out", p.saved_out_segments, p.saved_out));
@@ -139,12 +140,9 @@ Status check_gradients(Context& c) {
     p.features.add(Feature::dlse);
   }
   bool any = false;
-  FOVEA_RETURN_IF_ERROR(
-      check_operand_gradient(c, "dq", "q norm_weight", p.dq, p.params.q, any));
-  FOVEA_RETURN_IF_ERROR(
-      check_operand_gradient(c, "dk", "k norm_weight", p.dk, p.params.k, any));
-  FOVEA_RETURN_IF_ERROR(
-      check_operand_gradient(c, "dv", "v norm_weight", p.dv, p.params.v, any));
+  FOVEA_RETURN_IF_ERROR(check_operand_gradient(c, "dq", "q norm_weight", p.dq, p.params.q, any));
+  FOVEA_RETURN_IF_ERROR(check_operand_gradient(c, "dk", "k norm_weight", p.dk, p.params.k, any));
+  FOVEA_RETURN_IF_ERROR(check_operand_gradient(c, "dv", "v norm_weight", p.dv, p.params.v, any));
   if (p.dmask.present()) {
     any = true;
     FOVEA_RETURN_IF_ERROR(check_mask_gradient(c));

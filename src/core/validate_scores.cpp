@@ -1,5 +1,5 @@
-// Validation of what shapes the scores: scale, band, mask, ALiBi, softcap, sinks, dropout; and of the
-// prologue: QK-norm and RoPE.
+// Validation of what shapes the scores: scale, band, mask, ALiBi, softcap, sinks, dropout; and of
+// the prologue: QK-norm and RoPE.
 #include <cmath>
 
 #include "contract/band.h"
@@ -166,8 +166,8 @@ Status check_dropout_range(const std::string& where, const Problem& p) {
   std::int64_t streams = 0;
   if (!dropout.streams.present() &&
       (__builtin_mul_overflow(p.batch, p.q_heads, &streams) || streams > 0x100000000))
-    return fail(fmt::format("dropout has 2^32 streams; got batch={} * q_heads={}", p.batch,
-                            p.q_heads));
+    return fail(
+        fmt::format("dropout has 2^32 streams; got batch={} * q_heads={}", p.batch, p.q_heads));
   return {};
 }
 
@@ -192,8 +192,7 @@ Status check_dropout(Context& c) {
     if (dropout.streams.dtype != DType::i32 && dropout.streams.dtype != DType::i64)
       return c.invalid("dropout streams must be i32 or i64; got {}",
                        name_of(dropout.streams.dtype));
-    FOVEA_RETURN_IF_ERROR(
-        check_shape(c, "dropout streams", dropout.streams, {p.batch, p.q_heads}));
+    FOVEA_RETURN_IF_ERROR(check_shape(c, "dropout streams", dropout.streams, {p.batch, p.q_heads}));
   }
   return check_dropout_range(c.where, p);
 }

@@ -1,4 +1,5 @@
-// Walks over every tensor view of a call, so that checks, comparisons and rebinding see all of them.
+// Walks over every tensor view of a call, so that checks, comparisons and rebinding see all of
+// them.
 #pragma once
 
 #include <fovea/attention.h>

@@ -351,8 +351,12 @@ class ForwardTask {
 
   /// The keys and values of the next tile.
   Prefetch fetch_keys(std::int64_t j, std::int64_t steps) const {
-    return {k_.from(j), shape_.head_dim, v_.from(j), shape_.v_head_dim,
-            greater(0, lesser(kForwardKeys, shape_.kv_len - j)), steps};
+    return {k_.from(j),
+            shape_.head_dim,
+            v_.from(j),
+            shape_.v_head_dim,
+            greater(0, lesser(kForwardKeys, shape_.kv_len - j)),
+            steps};
   }
   /// Where this task's results go, and the queries of the task that is probably next.
   Prefetch fetch_results_and_queries(std::int64_t steps) const {
@@ -363,8 +367,12 @@ class ForwardTask {
     const std::int64_t next = __atomic_load_n(&args_.next_task, __ATOMIC_RELAXED);
     if (next < args_.tasks) place(next, batch, head, rows);
     const Rows q = cpu::rows_of(args_.q, batch, head);
-    return {out.from(rows_.begin), shape_.v_head_dim, q.from(rows.begin), shape_.head_dim,
-            lesser(rows_.end - rows_.begin, rows.end - rows.begin), steps};
+    return {out.from(rows_.begin),
+            shape_.v_head_dim,
+            q.from(rows.begin),
+            shape_.head_dim,
+            lesser(rows_.end - rows_.begin, rows.end - rows.begin),
+            steps};
   }
 
   // Divide by the sums of weights, store out and lse.

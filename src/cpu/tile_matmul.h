@@ -81,8 +81,7 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
       float* to = c + v * kLanes;
       if constexpr (kInto == Into::kStore) store(to, sums[r][v]);
       if constexpr (kInto == Into::kAdd) store(to, sums[r][v] + load(to));
-      if constexpr (kInto == Into::kRescaleAdd)
-        store(to, fma(load(to), scales[r], sums[r][v]));
+      if constexpr (kInto == Into::kRescaleAdd) store(to, fma(load(to), scales[r], sums[r][v]));
       if constexpr (kInto == Into::kFactorStore) store(to, sums[r][v] * factor);
       if constexpr (kInto == Into::kFactorAdd) store(to, fma(sums[r][v], factor, load(to)));
     }

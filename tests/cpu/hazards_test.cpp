@@ -21,9 +21,8 @@ void scale_row(std::vector<float>& tensor, std::int64_t row, std::int64_t width,
 
 void expect_near_reference(const DenseCall& call, double tolerance) {
   const DenseResults want = call.run("cpu.reference");
-  for_each_prefix([&](const std::string& prefix) {
-    expect_near(call.run(prefix), want, tolerance);
-  });
+  for_each_prefix(
+      [&](const std::string& prefix) { expect_near(call.run(prefix), want, tolerance); });
 }
 
 TEST(Hazards, scores_that_rise_from_tile_to_tile) {
@@ -52,8 +51,8 @@ TEST(Hazards, one_key_outweighs_all_others) {
 }
 
 TEST(Hazards, scores_at_the_end_of_f32) {
-  // Beyond FLT_MAX / log2(e) in size: finite scores are raised to that bound, so the softmax of such
-  // rows is uniform.
+  // Beyond FLT_MAX / log2(e) in size: finite scores are raised to that bound, so the softmax of
+  // such rows is uniform.
   DenseCall call(1, 67, 200, 4, 8);
   std::fill(call.q.begin(), call.q.end(), -1e19f);
   std::fill(call.k.begin(), call.k.end(), 0.8e19f);
@@ -80,8 +79,7 @@ TEST(Hazards, hidden_rows_that_are_not_finite) {
         bool seen = false;
         for (std::int64_t i = 0; i < call.q_len; ++i) {
           const std::int64_t at = i + (band.anchor == Anchor::bottom_right ? 40 : 0);
-          seen = seen || (j <= at + band.right &&
-                          (band.left == kUnbounded || j >= at - band.left));
+          seen = seen || (j <= at + band.right && (band.left == kUnbounded || j >= at - band.left));
         }
         if (seen) continue;
         for (std::int64_t h = 0; h < call.heads; ++h) {
@@ -89,9 +87,8 @@ TEST(Hazards, hidden_rows_that_are_not_finite) {
           set_row(spoiled.v, h * call.kv_len + j, call.v_dim, poison);
         }
       }
-      for_each_prefix([&](const std::string& prefix) {
-        expect_near(spoiled.run(prefix), clean, 1e-5);
-      });
+      for_each_prefix(
+          [&](const std::string& prefix) { expect_near(spoiled.run(prefix), clean, 1e-5); });
     }
   }
 }
@@ -130,9 +127,9 @@ TEST(Hazards, more_queries_than_keys_at_the_bottom_right) {
 
 TEST(Hazards, limits_of_windows_saturate) {
   constexpr std::int64_t kHuge = kUnbounded - 1;
-  for (const Band band : {Band::window(Anchor::bottom_right, kHuge, 0),
-                          Band::window(Anchor::top_left, kHuge, kHuge),
-                          Band::window(Anchor::bottom_right, 0, kHuge)}) {
+  for (const Band band :
+       {Band::window(Anchor::bottom_right, kHuge, 0), Band::window(Anchor::top_left, kHuge, kHuge),
+        Band::window(Anchor::bottom_right, 0, kHuge)}) {
     DenseCall call(1, 100, 70, 8, 8);
     call.band = band;
     expect_near_reference(call, 1e-5);

@@ -1,5 +1,5 @@
-// What the CPU kernels promise beyond right results: the same bits for any number of threads, little
-// memory, the caller's floating-point mode left alone.
+// What the CPU kernels promise beyond right results: the same bits for any number of threads,
+// little memory, the caller's floating-point mode left alone.
 #include <algorithm>
 #include <cstdint>
 
@@ -14,8 +14,9 @@ namespace {
 
 std::vector<DenseCall> sizeable_calls() {
   std::vector<DenseCall> calls;
-  for (const auto& band : {std::optional<Band>(), std::optional<Band>(Band::causal(Anchor::top_left)),
-                           std::optional<Band>(Band::window(Anchor::bottom_right, 200, 50))}) {
+  for (const auto& band :
+       {std::optional<Band>(), std::optional<Band>(Band::causal(Anchor::top_left)),
+        std::optional<Band>(Band::window(Anchor::bottom_right, 200, 50))}) {
     DenseCall call(3, 600, 800, 40, 24);
     call.band = band;
     calls.push_back(call);
