@@ -92,7 +92,7 @@ Status AtomicFile::commit() {
   }
   std::FILE* file = std::exchange(file_, nullptr);
   if (std::fclose(file) != 0 || ::rename(temporary_.c_str(), path_.c_str()) != 0) {
-    const Status status = system_error("cannot write", path_);
+    Status status = system_error("cannot write", path_);
     ::unlink(temporary_.c_str());
     return status;
   }
