@@ -92,7 +92,8 @@ Outputs make_backward_outputs(const Inputs& inputs, Width width) {
   const Case& c = inputs.c;
   const bool packed = c.varlen != IndexKind::none;
   const auto grad_dtype = [&](DType own) {
-    return widened(inputs, width, c.f32_grads ? DType::f32 : own);
+    if (width == Width::as_asked) return c.f32_grads ? DType::f32 : own;
+    return own == DType::f64 ? DType::f64 : DType::f32;
   };
   Outputs outputs;
   const Operands gradients =
