@@ -120,6 +120,17 @@ TEST_F(TwoKeys, row_that_sees_nothing_has_zero_gradients) {
     for (const double x : gradient->values()) EXPECT_EQ(x, 0);
 }
 
+TEST_F(TwoKeys, row_whose_scores_are_all_minus_infinity_has_zero_gradients) {
+  // Its lse is -inf, so every p is 0: neither 0 * -inf nor 0 * dlse may turn into NaN.
+  k = Tensor(DType::f64, {1, 1, 2, 1}, {-kInfinity, -kInfinity});
+  const Tensor dlse(DType::f64, {1, 1, 1}, {std::nan("")});
+  BackwardArgs a = args();
+  a.dlse = dlse.view();
+  run(a);
+  for (const Tensor* gradient : {&dq, &dk, &dv, &dmask})
+    for (const double x : gradient->values()) EXPECT_EQ(x, 0);
+}
+
 TEST(BackwardHand, mask_gradient_is_reduced_over_broadcast_dimensions) {
   // Two batches, two heads, two rows, all with ds = (-1/4, 1/4) as above.
   const Tensor q = Tensor::filled(DType::f64, {2, 2, 2, 1}, 0);
