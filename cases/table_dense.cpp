@@ -88,6 +88,7 @@ constexpr TableRow kRows[] = {
     {"b1_hq2_hkv2_q100_k700_d64_f32_std64", "huge_logits"},
     {"b1_hq2_hkv2_q100_k200_d64_f32_causal_std64", "huge_logits"},
     {"b1_hq2_hkv2_q50_k70_d64_f32_scale3_std1000", "logits_of_thousands"},
+    {"b1_hq3_hkv3_q78_k1_d352_f32", "one_key_wide_head"},
     {"b1_hq2_hkv2_q50_k70_d64_f32_std0", "equal_logits"},
 
     // Non-finite values reach those that see them, and nobody else.

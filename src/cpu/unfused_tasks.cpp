@@ -92,13 +92,18 @@ class Multiplier {
       add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
       return;
     }
+    // Pieces are added to C one by one, as above, so that sums do not depend on the width.
     for (float& s : sums) s = 0;
-    t.c = sums;
-    t.c_row = kTileCols;
-    add_pieces<Into::kAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
     for (std::int64_t i = 0; i < height; ++i)
       for (std::int64_t m = 0; m < width; ++m)
-        c[i * x.c_row + m * x.c_column] += x.factor * sums[i * kTileCols + m];
+        sums[i * kTileCols + m] = c[i * x.c_row + m * x.c_column];
+    t.c = sums;
+    t.c_row = kTileCols;
+    t.factor = x.factor;
+    add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
+    for (std::int64_t i = 0; i < height; ++i)
+      for (std::int64_t m = 0; m < width; ++m)
+        c[i * x.c_row + m * x.c_column] = sums[i * kTileCols + m];
   }
 
   template <Into kInto>
