@@ -34,6 +34,12 @@ Status call(const Args& args, const CallOptions& options, Report* report) {
   });
 }
 
+template <class Args>
+Status checked_run(const PlanState& plan, const Args& args, const RunOptions& options) {
+  FOVEA_RETURN_IF_ERROR(check_fit(plan, args));
+  return run_plan(plan, args, options);
+}
+
 }  // namespace
 
 struct Plan::State {
@@ -57,12 +63,12 @@ Result<Plan> Plan::make(const BackwardArgs& args, const PlanOptions& options) {
 }
 
 Status Plan::run(const ForwardArgs& args, const RunOptions& options) const {
-  return guarded([&] { return run_plan(*state_->plan, args, options); });
+  return guarded([&] { return checked_run(*state_->plan, args, options); });
 }
 
 Status Plan::run(const BackwardArgs& args, const RunOptions& options) const {
   return guarded(
-      [&] { return run_plan(*state_->plan, *CompleteArgs<BackwardArgs>(args), options); });
+      [&] { return checked_run(*state_->plan, *CompleteArgs<BackwardArgs>(args), options); });
 }
 
 std::size_t Plan::workspace_bytes() const { return state_->plan->workspace_bytes; }

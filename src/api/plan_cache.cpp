@@ -60,8 +60,7 @@ Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const PlanOpti
     const std::lock_guard lock(c.mutex);
     for (auto entry = c.entries.begin(); entry != c.entries.end(); ++entry) {
       if (entry->hash != hash || !(entry->options == key)) continue;
-      const Args* planned = std::get_if<Args>(&entry->plan->args);
-      if (planned == nullptr || !same_structure(*planned, args).ok()) continue;
+      if (!check_fit(*entry->plan, args).ok()) continue;
       c.entries.splice(c.entries.begin(), c.entries, entry);
       return entry->plan;
     }

@@ -88,7 +88,7 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
   Result<Problem> problem = validate(args, options.deterministic);
   if (!problem.ok()) return problem.status();
   plan->problem = *problem;
-  plan->args = args;
+  plan->structure = structure_of(args);
   FOVEA_RETURN_IF_ERROR(check_device(plan->problem));
   FOVEA_RETURN_IF_ERROR(choose_pool(*plan, options));
   Result<Selection> selection =
@@ -138,13 +138,17 @@ void count_call(const PlanState& plan, detail::JobState& job) {
 }
 
 template <class Args>
-Status run_any(const PlanState& plan, const Args& args, const RunOptions& options) {
-  const char* where = std::is_same_v<Args, ForwardArgs> ? "forward" : "backward";
-  const Args* planned = std::get_if<Args>(&plan.args);
-  if (planned == nullptr)
+Status check_fit_of(const PlanState& plan, const Args& args) {
+  constexpr bool kForward = std::is_same_v<Args, ForwardArgs>;
+  if (plan.problem.direction != (kForward ? Direction::forward : Direction::backward))
     return {StatusCode::invalid,
-            fmt::format("[{}] the plan was made for {}", where, entry_of(plan.problem))};
-  FOVEA_RETURN_IF_ERROR(same_structure(*planned, args));
+            fmt::format("[{}] the plan was made for {}", kForward ? "forward" : "backward",
+                        entry_of(plan.problem))};
+  return check_structure(plan.structure, args);
+}
+
+template <class Args>
+Status run_any(const PlanState& plan, const Args& args, const RunOptions& options) {
   Problem problem = plan.problem;
   FOVEA_RETURN_IF_ERROR(rebind(problem, args));
 
@@ -178,6 +182,13 @@ Result<std::shared_ptr<const PlanState>> make_plan(const ForwardArgs& args,
 Result<std::shared_ptr<const PlanState>> make_plan(const BackwardArgs& args,
                                                    const PlanOptions& options) {
   return make_any(args, options);
+}
+
+Status check_fit(const PlanState& plan, const ForwardArgs& args) {
+  return check_fit_of(plan, args);
+}
+Status check_fit(const PlanState& plan, const BackwardArgs& args) {
+  return check_fit_of(plan, args);
 }
 
 Status run_plan(const PlanState& plan, const ForwardArgs& args, const RunOptions& options) {

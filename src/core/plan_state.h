@@ -2,7 +2,6 @@
 #pragma once
 
 #include <string>
-#include <variant>
 #include <vector>
 
 #include <fovea/plan.h>
@@ -10,12 +9,13 @@
 #include "contract/kernel.h"
 #include "core/counters.h"
 #include "core/proof.h"
+#include "core/validate.h"
 
 namespace fovea {
 
 /// Immutable once made, so that runs may be concurrent.
 struct PlanState {
-  std::variant<ForwardArgs, BackwardArgs> args;  ///< as planned; runs are compared with them
+  Structure structure;  ///< as planned; runs are compared with it
   Problem problem;
   const Kernel* kernel = nullptr;
   std::size_t workspace_bytes = 0;
@@ -35,7 +35,11 @@ Result<std::shared_ptr<const PlanState>> make_plan(const ForwardArgs& args,
 Result<std::shared_ptr<const PlanState>> make_plan(const BackwardArgs& args,
                                                    const PlanOptions& options);
 
-/// Checks that the arguments fit the plan, runs its kernel, counts and proves.
+/// Whether the arguments are such as the plan was made for.
+Status check_fit(const PlanState& plan, const ForwardArgs& args);
+Status check_fit(const PlanState& plan, const BackwardArgs& args);
+
+/// Runs the plan's kernel on arguments that fit it, counts and proves.
 Status run_plan(const PlanState& plan, const ForwardArgs& args, const RunOptions& options);
 Status run_plan(const PlanState& plan, const BackwardArgs& args, const RunOptions& options);
 

@@ -111,37 +111,25 @@ void visit_structure(const Args& args, Sink&& sink) {
   });
 }
 
-/// Structures fit here: 30 scalars and at most 50 views of up to 11 words.
-struct Structure {
-  std::array<std::uint64_t, 640> words;
-  std::array<const char*, 640> names;
-  std::size_t count = 0;
-};
-
 template <class Args>
-void flatten(const Args& args, Structure& to) {
-  to.count = 0;
-  visit_structure(args, [&](std::uint64_t word, const char* name) {
-    if (to.count == to.words.size()) return;
-    to.words[to.count] = word;
-    to.names[to.count++] = name;
-  });
+Structure structure_of_any(const Args& args) {
+  Structure structure;
+  visit_structure(args, [&](std::uint64_t word, const char*) { structure.push_back(word); });
+  return structure;
 }
 
 template <class Args>
-Status compare(const Args& planned, const Args& args, const char* where) {
-  Structure a, b;
-  flatten(planned, a);
-  flatten(args, b);
-  for (std::size_t n = 0; n < std::min(a.count, b.count); ++n) {
-    if (a.words[n] != b.words[n] || a.names[n] != b.names[n])
-      return {StatusCode::invalid, std::string("[") + where + "] " + b.names[n] +
-                                       " differs from what the plan was made for; make a new plan"};
-  }
-  if (a.count != b.count)
-    return {StatusCode::invalid,
-            std::string("[") + where + "] arguments differ from what the plan was made for"};
-  return {};
+Status check_structure_of(const Structure& planned, const Args& args, const char* where) {
+  std::size_t next = 0;
+  const char* differs = nullptr;
+  visit_structure(args, [&](std::uint64_t word, const char* name) {
+    if (differs == nullptr && (next == planned.size() || planned[next] != word)) differs = name;
+    if (differs == nullptr) ++next;
+  });
+  if (differs == nullptr && next == planned.size()) return {};
+  return {StatusCode::invalid, std::string("[") + where + "] " +
+                                   (differs == nullptr ? "arguments" : differs) +
+                                   " differs from what the plan was made for; make a new plan"};
 }
 
 template <class Args>
@@ -207,11 +195,14 @@ Result<Problem> validate(const BackwardArgs& args, bool deterministic) {
   return finish(std::move(problem));
 }
 
-Status same_structure(const ForwardArgs& planned, const ForwardArgs& args) {
-  return compare(planned, args, "forward");
+Structure structure_of(const ForwardArgs& args) { return structure_of_any(args); }
+Structure structure_of(const BackwardArgs& args) { return structure_of_any(args); }
+
+Status check_structure(const Structure& planned, const ForwardArgs& args) {
+  return check_structure_of(planned, args, "forward");
 }
-Status same_structure(const BackwardArgs& planned, const BackwardArgs& args) {
-  return compare(planned, args, "backward");
+Status check_structure(const Structure& planned, const BackwardArgs& args) {
+  return check_structure_of(planned, args, "backward");
 }
 
 Status rebind(Problem& problem, const ForwardArgs& args) {

@@ -2,6 +2,9 @@
 // not. Everything a kernel may rely on is checked here, once.
 #pragma once
 
+#include <cstdint>
+#include <vector>
+
 #include <fovea/attention.h>
 #include <fovea/status.h>
 
@@ -13,16 +16,21 @@ namespace fovea {
 Result<Problem> validate(const ForwardArgs& args, bool deterministic = false);
 Result<Problem> validate(const BackwardArgs& args, bool deterministic = false);
 
-/// Whether `args` differ from those that `planned` came from in nothing but data pointers, dropout
-/// seed and offset, and RoPE offsets; says what differs otherwise.
-Status same_structure(const ForwardArgs& planned, const ForwardArgs& args);
-Status same_structure(const BackwardArgs& planned, const BackwardArgs& args);
+/// What a plan fixes: everything but data pointers, dropout seed and offset, and RoPE offsets.
+using Structure = std::vector<std::uint64_t>;
+
+Structure structure_of(const ForwardArgs& args);
+Structure structure_of(const BackwardArgs& args);
+
+/// Whether `args` have the structure that was planned; says what differs otherwise.
+Status check_structure(const Structure& planned, const ForwardArgs& args);
+Status check_structure(const Structure& planned, const BackwardArgs& args);
 
 /// `planned` with the data pointers, seed and offsets of `args`, its memory checked again.
 Status rebind(Problem& problem, const ForwardArgs& args);
 Status rebind(Problem& problem, const BackwardArgs& args);
 
-/// A hash of all that same_structure() compares.
+/// A hash of the structure.
 std::uint64_t structure_hash(const ForwardArgs& args);
 std::uint64_t structure_hash(const BackwardArgs& args);
 
