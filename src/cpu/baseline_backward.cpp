@@ -3,6 +3,7 @@
 // dtype (reference_backward.h, reference_arithmetic.h).
 //
 // Not meant to serve. Takes what the reference takes, with f32, f16 or bf16 as compute dtype.
+#include "cpu/isa.h"
 #include "cpu/reference_backward.h"
 
 namespace fovea {
@@ -26,7 +27,7 @@ const Kernel cpu_baseline_backward = {
     Direction::backward,
     DeviceType::cpu,
     true,
-    reference::runs_on_every_cpu,
+    cpu::runs_on_every_cpu,
     supports,
     reference::backward_workspace<reference::Unfused>,
     reference::backward_run<reference::Unfused>,

@@ -3,6 +3,7 @@
 // (reference_forward.h, reference_arithmetic.h).
 //
 // Not meant to serve. Takes what the reference takes, with f32, f16 or bf16 as compute dtype.
+#include "cpu/isa.h"
 #include "cpu/reference_forward.h"
 
 namespace fovea {
@@ -25,7 +26,7 @@ const Kernel cpu_baseline_forward = {
     Direction::forward,
     DeviceType::cpu,
     true,
-    reference::runs_on_every_cpu,
+    cpu::runs_on_every_cpu,
     supports,
     reference::forward_workspace<reference::Unfused>,
     reference::forward_run<reference::Unfused>,

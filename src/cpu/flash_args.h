@@ -54,11 +54,16 @@ struct ForwardScratch {
   std::int64_t floats;                    ///< all of it
 };
 
-struct ForwardArgs {
+/// What every phase of every dense f32 kernel is told.
+struct DenseArgs {
   Shape shape;
   BandLimits band;
   double scale;
   Input q, k, v;
+  std::int64_t next_task;  ///< 0 at the start of a phase
+};
+
+struct ForwardArgs : DenseArgs {
   Output out;
   Output lse;  ///< columns unused; data may be null
   std::int64_t task_rows;
@@ -66,7 +71,6 @@ struct ForwardArgs {
   bool last_rows_first;  ///< the last rows see the most keys
   float* scratch;
   ForwardScratch layout;
-  std::int64_t next_task;
 };
 
 struct BackwardScratch {
@@ -81,11 +85,8 @@ struct BackwardScratch {
   std::int64_t floats;
 };
 
-struct BackwardArgs {
-  Shape shape;
-  BandLimits band;
-  double scale;
-  Input q, k, v, out, dout, lse, dlse;
+struct BackwardArgs : DenseArgs {
+  Input out, dout, lse, dlse;
   Output dq, dk, dv;
   Output dq_sums;         ///< where dQ is summed: dq itself, or the workspace; columns adjoin
   float* delta;           ///< [batch, q_heads, q_len]: rowsum(dO o O) - dlse
@@ -94,7 +95,6 @@ struct BackwardArgs {
   std::int64_t row_tiles, key_tiles;
   float* scratch;
   BackwardScratch layout;
-  std::int64_t next_task;
 };
 
 /// One worker of each phase; to be called by every worker of a pool with the same arguments, and

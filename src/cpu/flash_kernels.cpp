@@ -63,12 +63,7 @@ std::size_t forward_workspace(const Problem& p, int threads) {
 
 Status run_forward(const Problem& p, const Launch& launch, const FlashWorkers& workers) {
   ForwardArgs args{};
-  args.shape = shape_of(p);
-  args.band = band_of(p);
-  args.scale = p.scale;
-  args.q = input(p.q());
-  args.k = input(p.k());
-  args.v = input(p.v());
+  static_cast<DenseArgs&>(args) = dense_args(p);
   args.out = output(p.out);
   args.lse = output(p.lse);
   args.task_rows = forward_task_rows(p, launch.pool->threads);
@@ -136,15 +131,9 @@ std::size_t backward_workspace(const Problem& p, int threads) {
 
 Status run_backward(const Problem& p, const Launch& launch, const FlashWorkers& workers) {
   BackwardArgs args{};
-  args.shape = shape_of(p);
-  args.band = band_of(p);
-  args.scale = p.scale;
-  args.q = input(p.q());
-  args.k = input(p.k());
-  args.v = input(p.v());
+  static_cast<DenseArgs&>(args) = dense_args(p);
   args.out = input(p.saved_out);
   args.dout = input(p.dout);
-  if (args.dout.data == nullptr) args.dout = zeros_input();
   args.lse = input(p.saved_lse);
   args.dlse = input(p.dlse);
   args.dq = output(p.dq);

@@ -12,6 +12,9 @@ enum class Isa { portable, avx2, avx512 };
 /// Whether kernels compiled for `isa` may run here. FOVEA_CPU_ISA is read once.
 Refusal isa_available(Isa isa);
 
+/// The availability of kernels that need no instruction set of their own.
+inline Refusal runs_on_every_cpu(const Device&) { return Refusal::accept(); }
+
 /// The best instruction set that is available.
 Isa best_isa();
 

@@ -5,8 +5,6 @@
 namespace fovea::cpu {
 namespace {
 
-constexpr float kZeros[kMaxHeadDim] = {};
-
 template <class Pointer, class View>
 Strided<Pointer> strided(const View& view) {
   Strided<Pointer> s{};
@@ -30,15 +28,16 @@ Output output(const MutableTensorView& view) { return strided<float*>(view); }
 Output output(const MutableOperand& operand) {
   return operand.count > 0 ? output(operand.segments[0].tensor) : Output{};
 }
-Input zeros_input() { return {kZeros, 0, 0, 0, 1}; }
 
-Shape shape_of(const Problem& p) {
-  return {p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.v_head_dim};
-}
-
-BandLimits band_of(const Problem& p) {
+DenseArgs dense_args(const Problem& p) {
   const ResolvedBand band = resolve(p.params.band, p.q_len, p.kv_len);
-  return {band.below, band.above};
+  return {{p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.v_head_dim},
+          {band.below, band.above},
+          p.scale,
+          input(p.q()),
+          input(p.k()),
+          input(p.v()),
+          0};
 }
 
 void run_on(const ThreadPool& pool, void (*task)(void*, int), void* args) {

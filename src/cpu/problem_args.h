@@ -19,11 +19,8 @@ Input input(const TensorView& view);
 Output output(const MutableTensorView& view);
 /// Of an operand's only segment.
 Output output(const MutableOperand& operand);
-/// Stands in for an absent tensor: rows of kMaxHeadDim zeros, read with strides of 0.
-Input zeros_input();
 
-Shape shape_of(const Problem& problem);
-BandLimits band_of(const Problem& problem);
+DenseArgs dense_args(const Problem& problem);
 
 /// Calls the task once for each of the pool's workers.
 void run_on(const ThreadPool& pool, void (*task)(void* args, int worker), void* args);

@@ -4,6 +4,8 @@
 // evaluation. `tf32` is evaluated exactly. Always bitwise repeatable. Chosen only by name.
 #include "cpu/reference_backward.h"
 
+#include "cpu/isa.h"
+
 namespace fovea {
 namespace reference {
 namespace {
@@ -81,7 +83,7 @@ const Kernel cpu_reference_backward = {
     Direction::backward,
     DeviceType::cpu,
     true,
-    reference::runs_on_every_cpu,
+    cpu::runs_on_every_cpu,
     supports,
     reference::backward_workspace<reference::Exact>,
     reference::backward_run<reference::Exact>,

@@ -7,6 +7,8 @@
 // evaluated exactly. Chosen only by name.
 #include "cpu/reference_forward.h"
 
+#include "cpu/isa.h"
+
 namespace fovea {
 namespace {
 
@@ -24,7 +26,7 @@ const Kernel cpu_reference_forward = {
     Direction::forward,
     DeviceType::cpu,
     true,
-    reference::runs_on_every_cpu,
+    cpu::runs_on_every_cpu,
     supports,
     reference::forward_workspace<reference::Exact>,
     reference::forward_run<reference::Exact>,

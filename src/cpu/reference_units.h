@@ -36,8 +36,6 @@ void for_each_unit(const Problem& problem, const ThreadPool& pool, Work&& work) 
       &shared);
 }
 
-inline Refusal runs_on_every_cpu(const Device&) { return Refusal::accept(); }
-
 inline constexpr Features kEveryFeature{(1u << kFeatureCount) - 1};
 
 }  // namespace fovea::reference

@@ -12,16 +12,12 @@ inline constexpr std::int64_t kUnfusedDepth = 256, kUnfusedColumns = 256;
 /// Floats of a worker's scratch.
 inline constexpr std::int64_t kUnfusedScratch = kUnfusedDepth * kUnfusedColumns;
 
-struct UnfusedArgs {
-  Shape shape;
-  BandLimits band;
-  double scale;
-  Input q, k, v, saved_out, dout, saved_lse, dlse;
+struct UnfusedArgs : DenseArgs {
+  Input saved_out, dout, saved_lse, dlse;
   Output out, lse, dq, dk, dv;
   float* probabilities;  ///< S, then P [batch, q_heads, q_len, kv_len]
   float* gradients;      ///< backward: dP, then dS, likewise
   float* scratch;        ///< kUnfusedScratch floats a worker
-  std::int64_t next_task;
 };
 
 /// Phases, each run by all workers before the next begins; next_task = 0 at the start of each.

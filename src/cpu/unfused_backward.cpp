@@ -17,6 +17,7 @@
 //
 // Serves: f32, any head dim and strides, grouped heads, bands, dlse. Runs the best instruction set.
 #include "contract/kernel.h"
+#include "cpu/isa.h"
 #include "cpu/unfused_problem.h"
 
 namespace fovea::cpu {
@@ -28,11 +29,11 @@ std::size_t workspace_bytes(const Problem& p, int threads) {
 }
 
 Status run(const Problem& p, const Launch& launch) {
-  UnfusedArgs args = unfused_args(p);
+  UnfusedArgs args{};
+  static_cast<DenseArgs&>(args) = dense_args(p);
   args.saved_out = input(p.saved_out);
   args.saved_lse = input(p.saved_lse);
   args.dout = input(p.dout);
-  if (args.dout.data == nullptr) args.dout = zeros_input();
   args.dlse = input(p.dlse);
   args.dq = output(p.dq);
   args.dk = output(p.dk);
@@ -48,17 +49,21 @@ Status run(const Problem& p, const Launch& launch) {
   return {};
 }
 
-Refusal available(const Device&) { return Refusal::accept(); }
-
 }  // namespace
 }  // namespace fovea::cpu
 
 namespace fovea {
 
 extern const Kernel cpu_unfused_backward;
-const Kernel cpu_unfused_backward = {
-    "cpu.unfused.backward", "cpu",   "unfused",      Direction::backward,
-    DeviceType::cpu,        false,   cpu::available, cpu::supports_dense_f32,
-    cpu::workspace_bytes,   cpu::run};
+const Kernel cpu_unfused_backward = {"cpu.unfused.backward",
+                                     "cpu",
+                                     "unfused",
+                                     Direction::backward,
+                                     DeviceType::cpu,
+                                     false,
+                                     cpu::runs_on_every_cpu,
+                                     cpu::supports_dense_f32,
+                                     cpu::workspace_bytes,
+                                     cpu::run};
 
 }  // namespace fovea

@@ -35,7 +35,8 @@ std::size_t workspace_bytes(const Problem& p, int threads) {
 }
 
 Status run(const Problem& p, const Launch& launch) {
-  UnfusedArgs args = unfused_args(p);
+  UnfusedArgs args{};
+  static_cast<DenseArgs&>(args) = dense_args(p);
   args.out = output(p.out);
   args.lse = output(p.lse);
   args.probabilities = reinterpret_cast<float*>(launch.workspace);
@@ -46,17 +47,21 @@ Status run(const Problem& p, const Launch& launch) {
   return {};
 }
 
-Refusal available(const Device&) { return Refusal::accept(); }
-
 }  // namespace
 }  // namespace fovea::cpu
 
 namespace fovea {
 
 extern const Kernel cpu_unfused_forward;
-const Kernel cpu_unfused_forward = {
-    "cpu.unfused.forward", "cpu",   "unfused",      Direction::forward,
-    DeviceType::cpu,       false,   cpu::available, cpu::supports_dense_f32,
-    cpu::workspace_bytes,  cpu::run};
+const Kernel cpu_unfused_forward = {"cpu.unfused.forward",
+                                    "cpu",
+                                    "unfused",
+                                    Direction::forward,
+                                    DeviceType::cpu,
+                                    false,
+                                    cpu::runs_on_every_cpu,
+                                    cpu::supports_dense_f32,
+                                    cpu::workspace_bytes,
+                                    cpu::run};
 
 }  // namespace fovea

@@ -11,18 +11,6 @@ inline std::int64_t unfused_matrix_floats(const Problem& p) {
   return round_up_to(p.batch * p.q_heads * p.q_len * p.kv_len, 16);
 }
 
-/// The arguments that both directions share.
-inline UnfusedArgs unfused_args(const Problem& p) {
-  UnfusedArgs args{};
-  args.shape = shape_of(p);
-  args.band = band_of(p);
-  args.scale = p.scale;
-  args.q = input(p.q());
-  args.k = input(p.k());
-  args.v = input(p.v());
-  return args;
-}
-
 inline void run_phase(const ThreadPool& pool, void (*phase)(void*, int), UnfusedArgs& args) {
   args.next_task = 0;
   run_on(pool, phase, &args);
