@@ -7,7 +7,7 @@ set -euo pipefail
 packages=(
   build-essential cmake ninja-build ccache pkg-config git python3
   libfmt-dev libcli11-dev nlohmann-json3-dev libdnnl-dev
-  ocl-icd-opencl-dev libopenblas-dev libgtest-dev
+  ocl-icd-opencl-dev libopenblas-dev libgtest-dev libbenchmark-dev
 )
 [[ "${1:-}" == --lint ]] && packages+=(clang-format-14 clang-tidy-14)
 
