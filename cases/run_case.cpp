@@ -13,7 +13,10 @@
 namespace fovea::cases {
 namespace {
 
-constexpr int kMoreDraws = 8;
+/// Rows that a case is judged over, where no more than kMostDraws draws or kDrawFlops make them up.
+constexpr double kRowsWanted = 1024;
+constexpr double kMostDraws = 64;
+constexpr double kDrawFlops = 5e7;
 /// Above this the oracle would take more than some ten seconds.
 constexpr double kOracleFlops = 2e10;
 
@@ -129,11 +132,6 @@ bool all_ok(const std::vector<Comparison>& comparisons) {
                      [](const Comparison& c) { return c.ok(); });
 }
 
-bool only_limits_broken(const std::vector<Comparison>& comparisons) {
-  return std::all_of(comparisons.begin(), comparisons.end(),
-                     [](const Comparison& c) { return c.violation.empty(); });
-}
-
 std::string describe_failure(const std::vector<Comparison>& comparisons) {
   std::string text;
   for (const Comparison& c : comparisons) {
@@ -159,21 +157,32 @@ Result<std::vector<ErrorSums>> measure_run(PreparedCase& prepared, const std::st
                  prepared.expected(Direction::forward).oracle);
 }
 
-/// Errors over more draws, added to `sums`. Returns how many draws there were.
-int draw_more(const PreparedCase& first, const std::string& kernel, Direction direction,
-              int threads, std::vector<ErrorSums>& sums) {
-  int draws = 1;
-  for (int draw = 1; draw <= kMoreDraws; ++draw) {
-    PreparedCase prepared(first.spec(),
-                          first.seed() + static_cast<std::uint64_t>(draw) * 0x100000u);
-    const Execution execution = execute(prepared, kernel, direction, threads);
-    if (!execution.report.failure.empty()) break;
-    const auto more = measure_run(prepared, kernel, execution.outputs, direction);
-    if (!more || more->size() != sums.size()) break;
-    for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add((*more)[n]);
-    ++draws;
+/// Runs one draw of a case and adds its errors to `result` and `sums`. False: `result` has the
+/// refusal or failure that ends the case.
+bool run_draw(PreparedCase& prepared, const std::string& kernel, Direction direction, int threads,
+              std::vector<ErrorSums>& sums, CaseResult& result) {
+  const Execution execution = execute(prepared, kernel, direction, threads);
+  if (execution.report.refused) {
+    result.outcome = Outcome::refused;
+    result.reason = execution.report.failure;
+    return false;
   }
-  return draws;
+  if (!execution.report.failure.empty()) {
+    result = failed(execution.report.failure);
+    return false;
+  }
+  const auto measured = measure_run(prepared, kernel, execution.outputs, direction);
+  if (!measured) {
+    result = failed(fmt::format("no oracle: {}", measured.status().message()));
+    return false;
+  }
+  if (sums.empty()) {
+    sums = *measured;
+    result.hash = execution.outputs.hash();
+  } else {
+    for (std::size_t n = 0; n < sums.size(); ++n) sums[n].add((*measured)[n]);
+  }
+  return true;
 }
 
 }  // namespace
@@ -182,9 +191,28 @@ Direction direction_of(std::string_view kernel) {
   return kernel.ends_with(".backward") ? Direction::backward : Direction::forward;
 }
 
+int draws_of(const Case& c) {
+  const double rows = static_cast<double>(c.batch * c.q_heads * c.q_len);
+  const double flops = flops_of(c, Direction::forward);
+  const double draws = std::min({kMostDraws, kRowsWanted / rows, kDrawFlops / flops});
+  return rows == 0 ? 1 : std::max(1, static_cast<int>(draws));
+}
+
 PreparedCase::PreparedCase(const Case& c, std::uint64_t seed)
     : inputs_(make_inputs(c, seed)),
       sampled_(can_be_sampled(c) && flops_of(c, Direction::forward) > kOracleFlops) {}
+
+PreparedCase& PreparedCase::draw(int n) {
+  if (n == 0) return *this;
+  const auto at = static_cast<std::size_t>(n - 1);
+  if (more_draws_.size() <= at) more_draws_.resize(at + 1);
+  std::unique_ptr<PreparedCase>& slot = more_draws_[at];
+  if (!slot) {
+    const std::uint64_t seed = this->seed() + static_cast<std::uint64_t>(n) * 0x100000u;
+    slot = std::make_unique<PreparedCase>(spec(), seed);
+  }
+  return *slot;
+}
 
 const PreparedCase::Expected& PreparedCase::expected(Direction direction) {
   std::optional<Expected>& slot = direction == Direction::forward ? forward_ : backward_;
@@ -232,27 +260,14 @@ Result<const Saved*> PreparedCase::saved(const std::string& kernel) {
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
                     const std::vector<int>& threads) {
   const Direction direction = direction_of(kernel);
-  Execution first = execute(prepared, kernel, direction, threads.front());
-  if (first.report.refused) {
-    CaseResult result;
-    result.outcome = Outcome::refused;
-    result.reason = first.report.failure;
-    return result;
-  }
-  if (!first.report.failure.empty()) return failed(first.report.failure);
-
-  Result<std::vector<ErrorSums>> measured = measure_run(prepared, kernel, first.outputs, direction);
-  if (!measured) return failed(fmt::format("no oracle: {}", measured.status().message()));
-  std::vector<ErrorSums>& sums = *measured;
   CaseResult result;
   result.sampled = prepared.sampled();
-  const DType compute = prepared.spec().compute();
-  result.comparisons = compare_all(sums, compute);
-  result.hash = first.outputs.hash();
-  if (!all_ok(result.comparisons) && only_limits_broken(result.comparisons)) {
-    result.draws = draw_more(prepared, kernel, direction, threads.front(), sums);
-    result.comparisons = compare_all(sums, compute);
-  }
+  result.draws = draws_of(prepared.spec());
+  std::vector<ErrorSums> sums;
+  for (int n = 0; n < result.draws; ++n)
+    if (!run_draw(prepared.draw(n), kernel, direction, threads.front(), sums, result))
+      return result;
+  result.comparisons = compare_all(sums, prepared.spec().compute());
   if (!all_ok(result.comparisons)) {
     result.outcome = Outcome::failed;
     result.reason = describe_failure(result.comparisons);

@@ -34,11 +34,19 @@ struct CaseResult {
   std::uint64_t hash = 0;  ///< of all results
 };
 
+/// How many sets of inputs a case is judged over. Chance decides the errors of a small tensor, the
+/// kernel's and the baseline's alike, so that small cases are drawn several times; the shape alone
+/// says how often.
+int draws_of(const Case& c);
+
 /// A case with its inputs, and what the oracle and the baseline make of them, computed when first
 /// needed and kept for the next kernel.
 class PreparedCase {
  public:
   PreparedCase(const Case& c, std::uint64_t seed);
+
+  /// The same case with the n-th set of inputs, n < draws_of(spec()); this one is the first.
+  PreparedCase& draw(int n);
 
   [[nodiscard]] const Case& spec() const { return inputs_->c; }
   [[nodiscard]] std::uint64_t seed() const { return inputs_->seed; }
@@ -57,15 +65,14 @@ class PreparedCase {
 
  private:
   std::unique_ptr<Inputs> inputs_;
+  std::vector<std::unique_ptr<PreparedCase>> more_draws_;
   bool sampled_ = false;
   std::optional<Expected> forward_, backward_;
   std::map<std::string, Saved> saved_;  ///< by forward kernel
 };
 
-/// Runs `kernel` with each number of threads (0: the default): the first run is judged by the
-/// numerics rule, the others must give the same bits. Chance decides small tensors' errors, the
-/// kernel's and the baseline's alike; before a case fails by a limit alone, the errors are taken
-/// over 8 more draws of the inputs.
+/// Runs `kernel` with each number of threads (0: the default): the first is judged by the numerics
+/// rule, over all draws of the inputs, the others must give the same bits.
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
                     const std::vector<int>& threads = {0});
 

@@ -144,8 +144,8 @@ class BackwardTask {
       const bool panel_all = covers(band_.keys_of_every(rows), keys);
       all = all && panel_all;
       // compute S, dP
-      products(q_rows, keys_across_, shape_.head_dim, rows, keys, panel_all, probabilities_, kPanel,
-               &prefetch);
+      products(q_rows, keys_across_, shape_.head_dim, rows, keys, panel_all, probabilities_,
+               kScoresRow, &prefetch);
       if (wants_dq_ || wants_dk_)
         products(dout_rows, values_across_, shape_.v_head_dim, rows, keys, panel_all,
                  gradients_ + p * kPanel, gradients_row_, nullptr);
@@ -153,7 +153,8 @@ class BackwardTask {
       // add to dV, dK
       if (wants_dv_)
         add_to_keys(
-            probabilities_, kPanel, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows, keys,
+            probabilities_, kScoresRow, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows,
+            keys,
             panel_all || finite(douts_are_finite_, douts_, shape_.v_head_dim, kBackwardRows, n),
             panel_all);
       if (wants_dk_)
@@ -210,7 +211,7 @@ class BackwardTask {
     for (int x = 0; x < kPanel; ++x) positions[x] = static_cast<float>(x);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t at = i - rows.begin;
-      float* s = probabilities_ + at * kPanel;
+      float* s = probabilities_ + at * kScoresRow;
       float* g = gradients + at * gradients_row_;
       const float lse = *lse_.at(at);
       Span seen = keys;

@@ -110,18 +110,20 @@ FOVEA_INLINE TileFunction tile_function(int rows, int vecs) {
   return kTable[vecs - 1][rows - 1];
 }
 
-/// Products of queries and keys are summed in pieces of this length.
-FOVEA_INLINE std::int64_t piece_of_dot(std::int64_t depth) { return depth <= 64 ? 32 : 64; }
+/// Products of queries and keys are summed in pieces of this length, which large logits need: with
+/// 64 the lse of one case in 300 missed the numerics rule, with 16 none of 5,000. It costs 2 % of
+/// the speed.
+constexpr std::int64_t kPieceOfDot = 16;
 
 /// C = AB with each sum cut into pieces.
 FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
-  const std::int64_t depth = args.depth, piece = piece_of_dot(depth);
-  for (std::int64_t done = 0; done < depth; done += piece) {
-    args.depth = depth - done < piece ? depth - done : piece;
+  const std::int64_t depth = args.depth;
+  for (std::int64_t done = 0; done < depth; done += kPieceOfDot) {
+    args.depth = depth - done < kPieceOfDot ? depth - done : kPieceOfDot;
     (done == 0 ? tile_function<Into::kStore>(rows, vecs)
                : tile_function<Into::kAdd>(rows, vecs))(args);
-    args.a += piece * args.a_step;
-    args.b += piece * args.b_row;
+    args.a += kPieceOfDot * args.a_step;
+    args.b += kPieceOfDot * args.b_row;
   }
 }
 
@@ -131,9 +133,8 @@ FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
 template <int kRows>
 FOVEA_INLINE void dots_as_tile(const float* const* x, std::int64_t x_step, const float* const* y,
                                std::int64_t y_step, std::int64_t depth, float* dots) {
-  const std::int64_t piece = piece_of_dot(depth);
-  for (std::int64_t done = 0; done < depth; done += piece) {
-    const std::int64_t end = done + piece < depth ? done + piece : depth;
+  for (std::int64_t done = 0; done < depth; done += kPieceOfDot) {
+    const std::int64_t end = done + kPieceOfDot < depth ? done + kPieceOfDot : depth;
     float sums[kRows];
     for (int r = 0; r < kRows; ++r) sums[r] = x[r][done * x_step] * y[r][done * y_step];
     for (std::int64_t k = done + 1; k < end; ++k)

@@ -89,7 +89,7 @@ class Multiplier {
       t.c = c;
       t.c_row = x.c_row;
       t.factor = x.factor;
-      add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
+      add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs);
       return;
     }
     // Pieces are added to C one by one, as above, so that sums do not depend on the width.
@@ -100,20 +100,20 @@ class Multiplier {
     t.c = sums;
     t.c_row = kTileCols;
     t.factor = x.factor;
-    add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs, piece_of_dot(x.depth));
+    add_pieces<Into::kFactorAdd>(t, static_cast<int>(height), vecs);
     for (std::int64_t i = 0; i < height; ++i)
       for (std::int64_t m = 0; m < width; ++m)
         c[i * x.c_row + m * x.c_column] = sums[i * kTileCols + m];
   }
 
   template <Into kInto>
-  static void add_pieces(TileArgs t, int height, int vecs, std::int64_t piece) {
+  static void add_pieces(TileArgs t, int height, int vecs) {
     const std::int64_t depth = t.depth;
-    for (std::int64_t done = 0; done < depth; done += piece) {
-      t.depth = lesser(piece, depth - done);
+    for (std::int64_t done = 0; done < depth; done += kPieceOfDot) {
+      t.depth = lesser(kPieceOfDot, depth - done);
       tile_function<kInto>(height, vecs)(t);
-      t.a += piece * t.a_step;
-      t.b += piece * t.b_row;
+      t.a += kPieceOfDot * t.a_step;
+      t.b += kPieceOfDot * t.b_row;
     }
   }
 
