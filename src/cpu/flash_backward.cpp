@@ -1,12 +1,14 @@
 // cpu.{avx512,avx2,portable}.backward: gradients of attention without a matrix of scores, in f32.
 //
-//   P = exp(scale Q K^T - lse) where visible, else 0      delta = rowsum(dO o O) - dlse
-//   dS = P o (dO V^T - delta)
-//   dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
+//   P = exp(S - lse) where visible, else 0 (scores.h)      delta = rowsum(dO o O) - dlse
+//   dS = P o (drop o dO V^T - delta)
+//   dV = (P o drop)^T dO,  dK^ = scale (dS o softcap')^T Q^,  dQ^ = scale (dS o softcap') K^
+//   dmask = dS summed over what the mask is broadcast over,  dsink = -sum_i exp(sink - lse_i)
+//   delta_i dq, dk and the norms' weights from dQ^, dK^ (prologue.h)
 //
 //   q, dq [batch, q_heads, q_len, head_dim]; k, dk [batch, kv_heads, kv_len, head_dim];
 //   v, dv [batch, kv_heads, kv_len, v_head_dim]; out, dout [batch, q_heads, q_len, v_head_dim];
-//   lse, dlse [batch, q_heads, q_len]; any strides
+//   lse, dlse [batch, q_heads, q_len]; any strides, packed, in segments (sequences.h)
 //
 // A task is one tile of up to 256 keys of one KV head, with all query heads of its group. It packs
 // K and V transposed once and walks the queries in tiles of 96. Scores lie keys across: P and dS
@@ -19,15 +21,20 @@
 // since the tasks of a head trail each other along the queries. The sum is thus the same for any
 // number of threads, and needs one f32 dQ (dq itself where it can hold it).
 //
+// Phases: prepare (delta, dsink), the tasks, store_dq (dQ^ to dq, where dq itself is not the sum),
+// dmask (where it is wanted: dS anew, tile by tile of the mask, so that sums over heads and
+// sequences have one order).
+//
 // A pair of tiles is skipped, or computed without a mask, or masked, as in forward.
 //
-// Scratch a worker: below 5 MB at the largest head dims, 0.9 MB at 128 (flash_kernels.cpp).
+// Scratch a worker: below 2 MB (flash_kernels.cpp).
 //
-// Serves: f32, head_dim and v_head_dim 1 to 512, any strides, grouped heads, bands, dlse.
+// Serves: f32, f16 and bf16 (computed in f32), head_dim and v_head_dim 1 to 512, all of the
+// contract but paged caches and quantised evaluation.
 #include <sched.h>
 
-#include "cpu/flash_args.h"
-#include "cpu/tile_pack.h"
+#include "cpu/prologue.h"
+#include "cpu/scores.h"
 
 namespace fovea::cpu {
 namespace {
@@ -36,19 +43,20 @@ namespace {
 constexpr float kFarOut = 1e37f;
 constexpr float kLeastScore = static_cast<float>(-static_cast<double>(kFloatMax) / kLog2e);
 
-enum class Answer { unknown, yes, no };
+/// Row i of dQ's sums.
+FOVEA_INLINE float* dq_row(const BackwardArgs& args, const Place& place, std::int64_t i) {
+  const Output& dq = args.dq_sums;
+  return dq.data + place.batch * dq.batch + place.head * dq.head +
+         (args.sums_in_dq ? place.first_row + i : i) * dq.row;
+}
 
 class BackwardTask {
  public:
   BackwardTask(const BackwardArgs& args, float* scratch)
       : args_(args),
         shape_(args.shape),
-        band_{args.band.below, args.band.above},
         scale_(static_cast<float>(args.scale)),
-        gradients_row_(args.key_tile + kGap),
-        wants_dq_(args.dq.data != nullptr),
-        wants_dk_(args.dk.data != nullptr),
-        wants_dv_(args.dv.data != nullptr),
+        gradients_row_(args.key_tile + kBackwardGap),
         keys_across_(scratch + args.layout.keys_across),
         values_across_(scratch + args.layout.values_across),
         keys_(scratch + args.layout.keys),
@@ -56,115 +64,196 @@ class BackwardTask {
         douts_(scratch + args.layout.douts),
         queries_rows_(scratch + args.layout.queries_rows),
         douts_rows_(scratch + args.layout.douts_rows),
+        staged_(scratch + args.layout.staged),
+        bias_(scratch + args.layout.bias),
+        dmask_(reinterpret_cast<double*>(scratch + args.layout.dmask)),
         dk_(scratch + args.layout.dk),
         dv_(scratch + args.layout.dv),
         probabilities_(scratch + args.layout.probabilities),
         gradients_(scratch + args.layout.gradients) {}
 
   void run(std::int64_t task) {
+    dk_weights_ = args_.dk_weights == nullptr
+                      ? nullptr
+                      : args_.dk_weights + task * kMostSegments * shape_.head_dim;
+    if (dk_weights_ != nullptr)
+      for (std::int64_t d = 0; d < kMostSegments * shape_.head_dim; ++d) dk_weights_[d] = 0;
     // All heads' first tiles come first: tasks of one head are then seldom neighbours.
     const std::int64_t pairs = shape_.batch * shape_.kv_heads;
-    tile_ = task / pairs;
-    batch_ = task % pairs / shape_.kv_heads;
-    kv_head_ = task % pairs % shape_.kv_heads;
-    keys_span_ = {tile_ * args_.key_tile, lesser((tile_ + 1) * args_.key_tile, shape_.kv_len)};
-    begin();
-    const std::int64_t group = shape_.q_heads / shape_.kv_heads;
-    for (head_ = kv_head_ * group; head_ < (kv_head_ + 1) * group; ++head_) {
-      const Rows q = cpu::rows_of(args_.q, batch_, head_);
-      const Rows dout = cpu::rows_of(args_.dout, batch_, head_);
-      for (std::int64_t t = 0; t < args_.row_tiles; ++t) {
-        const Span rows = row_tile(args_, t);
-        if (!meet(visible_keys(args_, rows), keys_span_).empty()) query_tile(t, rows, q, dout);
+    enter(task / pairs, task % pairs / shape_.kv_heads, task % pairs % shape_.kv_heads);
+    if (owned_.empty()) return;
+    clear(dk_, args_.wants_dk ? rows_of(owned_) * padded_head_dim() : 0);
+    clear(dv_, args_.wants_dv ? rows_of(owned_) * padded_v_head_dim() : 0);
+    if (!keys_span_.empty()) {
+      pack_keys_and_values();
+      const std::int64_t group = shape_.q_heads / shape_.kv_heads;
+      for (std::int64_t h = kv_head_ * group; h < (kv_head_ + 1) * group; ++h) {
+        enter_head(h);
+        for (std::int64_t t = 0; t < args_.row_tiles; ++t) {
+          const Span rows = row_tile(sequence_, t);
+          if (!meet(visible_keys(band_, sequence_, rows), keys_span_).empty()) query_tile(t, rows);
+        }
       }
     }
     finish();
   }
 
-  static Span row_tile(const BackwardArgs& args, std::int64_t t) {
-    return {t * kBackwardRows, lesser((t + 1) * kBackwardRows, args.shape.q_len)};
+  /// dmask of one tile of the mask: of kBackwardRows rows and key_tile keys, or of all where these
+  /// are added up.
+  void run_dmask(std::int64_t task) {
+    const MaskSink& mask = args_.dmask;
+    const std::int64_t key_tiles = mask.sizes[3] == 1 ? 1 : args_.key_tiles;
+    const std::int64_t row_tiles = mask.sizes[2] == 1 ? 1 : args_.row_tiles;
+    const std::int64_t key_tile = task % key_tiles, row_tile = task / key_tiles % row_tiles;
+    const std::int64_t head = task / key_tiles / row_tiles % mask.sizes[1];
+    const std::int64_t batch = task / key_tiles / row_tiles / mask.sizes[1];
+    const Span batches = one_or_all(batch, mask.sizes[0], shape_.batch);
+    const Span heads = one_or_all(head, mask.sizes[1], shape_.q_heads);
+    const Span row_span = one_or_all(row_tile, mask.sizes[2], args_.row_tiles);
+    const Span key_span = one_or_all(key_tile, mask.sizes[3], args_.key_tiles);
+
+    for (std::int64_t n = 0; n < kBackwardRows * args_.key_tile; ++n) dmask_[n] = 0;
+    const std::int64_t group = shape_.q_heads / shape_.kv_heads;
+    for (std::int64_t b = batches.begin; b < batches.end; ++b)
+      for (std::int64_t kt = key_span.begin; kt < key_span.end; ++kt) {
+        std::int64_t packed = -1;  // the KV head that is
+        for (std::int64_t h = heads.begin; h < heads.end; ++h) {
+          enter(kt, b, h / group);
+          if (keys_span_.empty()) break;
+          if (kv_head_ != packed) pack_keys_and_values();
+          packed = kv_head_;
+          enter_head(h);
+          for (std::int64_t t = row_span.begin; t < row_span.end; ++t) dmask_rows(t);
+        }
+      }
+    store_dmask(batch, head, row_tile * kBackwardRows, key_tile * args_.key_tile);
+  }
+
+  static Span row_tile(const Sequence& s, std::int64_t t) {
+    return {t * kBackwardRows, lesser((t + 1) * kBackwardRows, s.q_len)};
   }
   /// Keys that some of these rows see.
-  static Span visible_keys(const BackwardArgs& args, Span rows) {
-    const Band band{args.band.below, args.band.above};
-    return meet(band.keys_of_some(rows), {0, args.shape.kv_len});
+  static Span visible_keys(const Band& band, const Sequence& s, Span rows) {
+    if (rows.empty()) return {0, 0};
+    return meet(band.keys_of_some(rows), {0, s.kv_len});
   }
 
  private:
-  /// Keeps the rows of dS from falling into the same sets of the L1 cache.
-  static constexpr std::int64_t kGap = kBackwardGap;
-
-  std::int64_t tile_keys() const { return keys_span_.end - keys_span_.begin; }
-
-  // Pack K and V, clear dK and dV.
-  void begin() {
-    const std::int64_t n = tile_keys(), padded = round_up(n, kPanel);
-    const Rows k = cpu::rows_of(args_.k, batch_, kv_head_).from(keys_span_.begin);
-    const Rows v = cpu::rows_of(args_.v, batch_, kv_head_).from(keys_span_.begin);
-    pack_across(k, n, shape_.head_dim, keys_across_, padded);
-    if (wants_dq_ || wants_dk_) pack_across(v, n, shape_.v_head_dim, values_across_, padded);
-    if (wants_dq_) pack_columns(k, n, shape_.head_dim, keys_, args_.key_tile);
-    keys_are_finite_ = Answer::unknown;
-    clear(dk_, wants_dk_ ? n * padded_head_dim() : 0);
-    clear(dv_, wants_dv_ ? n * padded_v_head_dim() : 0);
+  static std::int64_t rows_of(Span span) { return greater(0, span.end - span.begin); }
+  static Span one_or_all(std::int64_t n, std::int64_t size, std::int64_t all) {
+    return size == 1 ? Span{0, all} : Span{n, n + 1};
   }
   static void clear(float* x, std::int64_t n) {
     for (std::int64_t i = 0; i < n; i += kLanes) store(x + i, zero());
   }
   std::int64_t padded_head_dim() const { return round_up(shape_.head_dim, kLanes); }
   std::int64_t padded_v_head_dim() const { return round_up(shape_.v_head_dim, kLanes); }
+  bool drops() const { return args_.scores.dropout.threshold > 0; }
 
-  void query_tile(std::int64_t t, Span rows, Rows q, Rows dout) {
-    const std::int64_t n = rows.end - rows.begin;
-    const std::int64_t lse_at =
-        batch_ * args_.lse.batch + head_ * args_.lse.head + rows.begin * args_.lse.row;
-    lse_ = {args_.lse.data + lse_at, args_.lse.row, 1};
+  void enter(std::int64_t tile, std::int64_t batch, std::int64_t kv_head) {
+    tile_ = tile;
+    batch_ = batch;
+    kv_head_ = kv_head;
+    sequence_ = sequence_of(args_, batch);
+    owned_ = {tile * args_.key_tile, lesser((tile + 1) * args_.key_tile, sequence_.kv_capacity)};
+    keys_span_ = meet(owned_, {0, sequence_.kv_len});
+    keys_place_ = {batch, kv_head, sequence_.k_begin};
+    band_ = band_of(args_.band, sequence_);
+  }
+  void enter_head(std::int64_t head) {
+    head_ = head;
+    rows_place_ = {batch_, head, sequence_.q_begin};
+    scores_ = Scores(args_, sequence_, head);
+    if (drops()) keep_ = Keep(args_.scores.dropout, batch_, head, shape_.q_heads);
+  }
+
+  void pack_keys_and_values() {
+    const std::int64_t n = rows_of(keys_span_), padded = round_up(n, kPanel);
+    const Rows k = stage(args_.k, keys_place_, keys_span_, staged_);
+    pack_across(k, n, shape_.head_dim, keys_across_, padded);
+    if (args_.wants_dq) pack_columns(k, n, shape_.head_dim, keys_, args_.key_tile);
+    pack_across(stage(args_.v, keys_place_, keys_span_, staged_), n, shape_.v_head_dim,
+                values_across_, padded);
+    keys_are_finite_ = Answer::unknown;
+  }
+
+  /// A tile of queries and what belongs to its rows.
+  struct QueryTile {
+    Span rows;
+    Rows q, dout;
+  };
+  QueryTile load_queries(Span rows) {
+    const std::int64_t at = batch_ * args_.lse.batch + head_ * args_.lse.head +
+                            (rows_place_.first_row + rows.begin) * args_.lse.row;
+    lse_ = {args_.lse.data + at, args_.lse.row, 1};
     delta_ = args_.delta + (batch_ * shape_.q_heads + head_) * shape_.q_len + rows.begin;
+    return {rows, stage(args_.q, rows_place_, rows, queries_rows_),
+            stage(args_.dout, rows_place_, rows, douts_rows_)};
+  }
 
-    // load Q, dO
-    const Rows q_tile = q.from(rows.begin), dout_tile = dout.from(rows.begin);
-    if (wants_dk_) pack_columns(q_tile, n, shape_.head_dim, queries_, kBackwardRows);
-    if (wants_dv_) pack_columns(dout_tile, n, shape_.v_head_dim, douts_, kBackwardRows);
+  void query_tile(std::int64_t t, Span rows) {
+    const std::int64_t n = rows_of(rows);
+    const QueryTile tile = load_queries(rows);
+    if (args_.wants_dk) pack_columns(tile.q, n, shape_.head_dim, queries_, kBackwardRows);
+    if (args_.wants_dv) pack_columns(tile.dout, n, shape_.v_head_dim, douts_, kBackwardRows);
     queries_are_finite_ = douts_are_finite_ = Answer::unknown;
-    const Rows q_rows = pack_rows(q_tile, n, shape_.head_dim, queries_rows_);
-    const Rows dout_rows = pack_rows(dout_tile, n, shape_.v_head_dim, douts_rows_);
 
-    const std::int64_t after = greater(0, lesser(kBackwardRows, shape_.q_len - rows.end));
-    const std::int64_t panels = (tile_keys() + kPanel - 1) / kPanel;
-    Prefetch prefetch(q.from(rows.end), shape_.head_dim, dout.from(rows.end), shape_.v_head_dim,
-                      after, panels * (kBackwardRows / kTileRows));
+    const std::int64_t panels = (rows_of(keys_span_) + kPanel - 1) / kPanel;
+    Prefetch prefetch = fetch_queries(rows.end, panels * (kBackwardRows / kTileRows));
+    std::uint64_t seen[kBackwardRows];
     bool all = true;
     for (std::int64_t p = 0; p < panels; ++p) {
-      const std::int64_t begin = keys_span_.begin + p * kPanel;
-      const Span keys = {begin, lesser(begin + kPanel, keys_span_.end)};
-      if (meet(band_.keys_of_some(rows), keys).empty()) {
-        all = false;
+      const Span keys = panel_keys(p);
+      float* gradients = gradients_ + p * kPanel;
+      const Cover cover = see(rows, keys, seen);
+      all = all && cover == Cover::all;
+      if (cover == Cover::none) {
+        // dQ goes over all keys that the band shows.
+        for (std::int64_t i = 0; i < n; ++i) clear(gradients + i * gradients_row_, kPanel);
         continue;
       }
-      const bool panel_all = covers(band_.keys_of_every(rows), keys);
-      all = all && panel_all;
+      const bool panel_all = cover == Cover::all;
       // compute S, dP
-      products(q_rows, keys_across_, shape_.head_dim, rows, keys, panel_all, probabilities_,
+      products(tile.q, keys_across_, shape_.head_dim, rows, keys, panel_all, probabilities_,
                kScoresRow, &prefetch);
-      if (wants_dq_ || wants_dk_)
-        products(dout_rows, values_across_, shape_.v_head_dim, rows, keys, panel_all,
-                 gradients_ + p * kPanel, gradients_row_, nullptr);
-      differentiate(rows, keys, panel_all, gradients_ + p * kPanel);
+      if (args_.wants_dq || args_.wants_dk)
+        products(tile.dout, values_across_, shape_.v_head_dim, rows, keys, panel_all, gradients,
+                 gradients_row_, nullptr);
+      differentiate(rows, keys, panel_all ? nullptr : seen, gradients, true);
       // add to dV, dK
-      if (wants_dv_)
+      if (args_.wants_dv)
         add_to_keys(
             probabilities_, kScoresRow, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows,
             keys,
             panel_all || finite(douts_are_finite_, douts_, shape_.v_head_dim, kBackwardRows, n),
             panel_all);
-      if (wants_dk_)
+      if (args_.wants_dk)
         add_to_keys(
-            gradients_ + p * kPanel, gradients_row_, queries_, shape_.head_dim, dk_,
-            padded_head_dim(), rows, keys,
+            gradients, gradients_row_, queries_, shape_.head_dim, dk_, padded_head_dim(), rows,
+            keys,
             panel_all || finite(queries_are_finite_, queries_, shape_.head_dim, kBackwardRows, n),
             panel_all);
     }
-    if (wants_dq_) add_to_queries(t, rows, all);
+    if (args_.wants_dq) add_to_queries(t, rows, all);
+  }
+
+  Span panel_keys(std::int64_t p) const {
+    const std::int64_t begin = keys_span_.begin + p * kPanel;
+    return {begin, lesser(begin + kPanel, keys_span_.end)};
+  }
+  Cover see(Span rows, Span keys, std::uint64_t* seen) const {
+    if (meet(band_.keys_of_some(rows), keys).empty()) return Cover::none;
+    return scores_.see_along(rows, keys, bias_, seen);
+  }
+  Prefetch fetch_queries(std::int64_t row, std::int64_t steps) const {
+    if (!args_.q.in_place || !args_.dout.in_place) return {};
+    const std::int64_t n = greater(0, lesser(kBackwardRows, sequence_.q_len - row));
+    return {rows_in_place(args_.q, rows_place_, row),
+            shape_.head_dim,
+            rows_in_place(args_.dout, rows_place_, row),
+            shape_.v_head_dim,
+            n,
+            steps};
   }
 
   static bool finite(Answer& answer, const float* packed, std::int64_t width, std::int64_t capacity,
@@ -204,24 +293,32 @@ class BackwardTask {
     }
   }
 
-  /// From S and dP to P and dS, in place: the stage that knows what is visible. The scaled score is
-  /// rounded before lse is taken off, as it was for lse: where one key has all the weight, P is 1.
-  void differentiate(Span rows, Span keys, bool all, float* gradients) {
-    alignas(64) float positions[kPanel];
-    for (int x = 0; x < kPanel; ++x) positions[x] = static_cast<float>(x);
+  /// From S and dP to P o drop and dS (o softcap', if `capped`), in place: the stage that knows
+  /// what is visible. The scaled score is rounded before lse is taken off, as it was for lse: where
+  /// one key has all the weight, P is 1.
+  void differentiate(Span rows, Span keys, const std::uint64_t* seen, float* gradients,
+                     bool capped) {
+    const bool bent = scores_.bent(), drop = drops();
+    const std::uint64_t every = first_bits(keys.end - keys.begin);
+    std::uint64_t kept[kBackwardRows];
+    if (drop) keep_.along(rows.begin, rows_of(rows), keys.begin, kept);
+    alignas(64) float cap_slopes[kPanel];
+    const bool bends_back = capped && scores_.capped();
+    const Vec to_base2 = splat(static_cast<float>(kLog2e));
+    const Vec scale = splat(bent ? 1 : scale_);
+    const Vec keep_scale = splat(args_.scores.dropout.keep_scale);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t at = i - rows.begin;
       float* s = probabilities_ + at * kScoresRow;
       float* g = gradients + at * gradients_row_;
       const float lse = *lse_.at(at);
-      Span seen = keys;
-      if (!all) seen = meet(band_.keys_of(i), keys);
-      if (lse == -kInfinity) seen.end = seen.begin;
-      const bool whole = seen.begin == keys.begin && seen.end == keys.begin + kPanel;
-      if (lse < -kFarOut) raise(s);
-      const Vec scale = splat(scale_), to_base2 = splat(static_cast<float>(kLog2e));
+      if (bent)
+        scores_.bend_along(i, keys.begin, bias_ + at * kPanel, s, cap_slopes);
+      else if (lse < -kFarOut)
+        raise(s);
+      const std::uint64_t sees = lse == -kInfinity ? 0 : seen == nullptr ? every : seen[at];
       const Vec log_sum = splat(lse), delta = splat(delta_[at]);
-      if (whole) {
+      if (sees == ~std::uint64_t{0} && !drop && !bends_back) {
 #pragma GCC unroll 4
         for (int x = 0; x < kPanel; x += kLanes) {
           const Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
@@ -230,16 +327,19 @@ class BackwardTask {
         }
         continue;
       }
-      const Vec begin = splat(static_cast<float>(seen.begin - keys.begin));
-      const Vec end = splat(static_cast<float>(greater(seen.end, seen.begin) - keys.begin));
       for (int x = 0; x < kPanel; x += kLanes) {
-        const Vec position = load(positions + x);
-        const Mask before = less(position, begin), within = less(position, end);
-        Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
-        p = select(before, zero(), select(within, p, zero()));
-        const Vec d = p * (load(g + x) - delta);
-        store(s + x, p);
-        store(g + x, select(before, zero(), select(within, d, zero())));
+        const Mask shown = lanes_of(sees >> x);
+        const Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
+        Vec weight = p, dp = load(g + x);
+        if (drop) {
+          const Mask stays = lanes_of(kept[at] >> x);
+          weight = select(stays, p, zero());
+          dp = select(stays, dp * keep_scale, zero());
+        }
+        Vec d = p * (dp - delta);
+        if (bends_back) d = d * load(cap_slopes + x);
+        store(s + x, select(shown, weight, zero()));
+        store(g + x, select(shown, d, zero()));
       }
     }
   }
@@ -282,13 +382,13 @@ class BackwardTask {
 
   // dQ[rows] += scale dS K, in turn.
   void add_to_queries(std::int64_t tile, Span rows, bool all) {
-    const Span visible = visible_keys(args_, rows);
+    const Span visible = visible_keys(band_, sequence_, rows);
     const auto turn = static_cast<std::uint32_t>(tile_ - visible.begin / args_.key_tile);
     std::uint32_t* turns = args_.turns + (batch_ * shape_.q_heads + head_) * args_.row_tiles + tile;
     await(turns, turn);
 
     const std::int64_t step =
-        all || finite(keys_are_finite_, keys_, shape_.head_dim, args_.key_tile, tile_keys())
+        all || finite(keys_are_finite_, keys_, shape_.head_dim, args_.key_tile, rows_of(keys_span_))
             ? kTileRows
             : 1;
     const Output& dq = args_.dq_sums;
@@ -300,7 +400,7 @@ class BackwardTask {
         const std::int64_t height = lesser(step, rows.end - i);
         Span seen = keys_span_;
         if (!all) seen = meet(band_.keys_of_some({i, i + height}), keys_span_);
-        float* to = dq.data + batch_ * dq.batch + head_ * dq.head + i * dq.row + d;
+        float* to = dq_row(args_, rows_place_, i) + d;
         if (seen.empty()) {
           if (first) clear_rows(to, dq.row, height, width);
           continue;
@@ -350,116 +450,205 @@ class BackwardTask {
 
   // Store dK, dV.
   void finish() {
-    if (wants_dk_) store_keys(args_.dk, dk_, shape_.head_dim, padded_head_dim(), scale_);
-    if (wants_dv_) store_keys(args_.dv, dv_, shape_.v_head_dim, padded_v_head_dim(), 1);
+    for (std::int64_t j = owned_.begin; j < owned_.end; ++j) {
+      const std::int64_t at = j - owned_.begin;
+      if (args_.wants_dk) {
+        float* dk = dk_ + at * padded_head_dim();
+        multiply(dk, padded_head_dim(), scale_);
+        write_gradient(args_.k, args_.dk, keys_place_, j, dk, dk_weights_);
+      }
+      if (args_.wants_dv) {
+        float* dv = dv_ + at * padded_v_head_dim();
+        if (drops()) multiply(dv, padded_v_head_dim(), args_.scores.dropout.keep_scale);
+        write_row(args_.dv, keys_place_, j, dv);
+      }
+    }
   }
-  void store_keys(const Output& dx, const float* from, std::int64_t width, std::int64_t from_row,
-                  float factor) {
-    for (std::int64_t j = keys_span_.begin; j < keys_span_.end; ++j, from += from_row) {
-      float* to = dx.data + batch_ * dx.batch + kv_head_ * dx.head + j * dx.row;
-      std::int64_t d = 0;
-      if (dx.column == 1)
-        for (; d + kLanes <= width; d += kLanes) store(to + d, load(from + d) * splat(factor));
-      for (; d < width; ++d) to[d * dx.column] = from[d] * factor;
+  static void multiply(float* x, std::int64_t n, float factor) {
+    for (std::int64_t d = 0; d < n; d += kLanes) store(x + d, load(x + d) * splat(factor));
+  }
+
+  // Adds dS of one tile of rows to dmask_, whose rows or keys are one where they are added up.
+  void dmask_rows(std::int64_t t) {
+    const Span rows = row_tile(sequence_, t);
+    if (meet(visible_keys(band_, sequence_, rows), keys_span_).empty()) return;
+    const QueryTile tile = load_queries(rows);
+    std::uint64_t seen[kBackwardRows];
+    const bool one_row = args_.dmask.sizes[2] == 1, one_key = args_.dmask.sizes[3] == 1;
+    for (std::int64_t p = 0; p * kPanel < rows_of(keys_span_); ++p) {
+      const Span keys = panel_keys(p);
+      const Cover cover = see(rows, keys, seen);
+      if (cover == Cover::none) continue;
+      const bool all = cover == Cover::all;
+      products(tile.q, keys_across_, shape_.head_dim, rows, keys, all, probabilities_, kScoresRow,
+               nullptr);
+      products(tile.dout, values_across_, shape_.v_head_dim, rows, keys, all, gradients_,
+               gradients_row_, nullptr);
+      differentiate(rows, keys, all ? nullptr : seen, gradients_, false);
+      for (std::int64_t i = 0; i < rows_of(rows); ++i)
+        for (std::int64_t j = 0; j < rows_of(keys); ++j)
+          dmask_[(one_row ? 0 : i) * args_.key_tile + (one_key ? 0 : p * kPanel + j)] +=
+              static_cast<double>(gradients_[i * gradients_row_ + j]);
+    }
+  }
+
+  void store_dmask(std::int64_t batch, std::int64_t head, std::int64_t row, std::int64_t key) {
+    const MaskSink& mask = args_.dmask;
+    const std::int64_t rows = mask.sizes[2] == 1 ? 1 : lesser(kBackwardRows, mask.sizes[2] - row);
+    const std::int64_t keys = mask.sizes[3] == 1 ? 1 : lesser(args_.key_tile, mask.sizes[3] - key);
+    for (std::int64_t i = 0; i < rows; ++i) {
+      const std::int64_t at = batch * mask.strides[0] + head * mask.strides[1] +
+                              (mask.sizes[2] == 1 ? 0 : row + i) * mask.strides[2] +
+                              (mask.sizes[3] == 1 ? 0 : key) * mask.strides[3];
+      float row_of_sums[kBackwardMaxKeys];
+      for (std::int64_t j = 0; j < keys; ++j)
+        row_of_sums[j] = static_cast<float>(dmask_[i * args_.key_tile + j]);
+      narrow_row(row_of_sums, keys, mask.element,
+                 static_cast<char*>(mask.data) + at * size_of(mask.element), mask.strides[3]);
     }
   }
 
   const BackwardArgs& args_;
   const Shape& shape_;
-  const Band band_;
   const float scale_;
-  const std::int64_t gradients_row_;
-  const bool wants_dq_, wants_dk_, wants_dv_;
+  const std::int64_t gradients_row_;  ///< keeps the rows of dS out of the same sets of the L1 cache
   float *const keys_across_, *const values_across_, *const keys_;
   float *const queries_, *const douts_, *const queries_rows_, *const douts_rows_;
+  float *const staged_, *const bias_;
+  double* const dmask_;  ///< [rows, key tile]
   float *const dk_, *const dv_, *const probabilities_, *const gradients_;
 
-  std::int64_t batch_ = 0, head_ = 0, kv_head_ = 0, tile_ = 0;
-  Span keys_span_{0, 0};
+  // The task.
+  float* dk_weights_ = nullptr;  ///< [segments, head_dim]
+  std::int64_t batch_ = 0, kv_head_ = 0, tile_ = 0;
+  Sequence sequence_{};
+  Band band_{INT64_MAX, INT64_MAX};
+  Span owned_{0, 0}, keys_span_{0, 0};  ///< keys of the task, and those of them that count
+  Place keys_place_{};
+  Answer keys_are_finite_ = Answer::unknown;
+  // The head.
+  std::int64_t head_ = 0;
+  Place rows_place_{};
+  Scores scores_;
+  Keep keep_;
+  // The tile of queries.
   Rows lse_{};
   const float* delta_ = nullptr;
-  Answer keys_are_finite_ = Answer::unknown;
   Answer queries_are_finite_ = Answer::unknown, douts_are_finite_ = Answer::unknown;
 };
 
-/// delta and turns of one tile of rows; dQ of rows that see nothing.
-void prepare(const BackwardArgs& args, std::int64_t task) {
+/// One tile of rows of one head.
+struct RowTask {
+  std::int64_t index, head;
+  Sequence sequence;
+  Place place;
+  Span rows;
+};
+RowTask row_task(const BackwardArgs& args, std::int64_t task) {
+  const std::int64_t pair = task / args.row_tiles, heads = args.shape.q_heads;
+  const Sequence s = sequence_of(args, pair / heads);
+  return {task,
+          pair % heads,
+          s,
+          {pair / heads, pair % heads, s.q_begin},
+          BackwardTask::row_tile(s, task % args.row_tiles)};
+}
+std::int64_t row_tasks(const BackwardArgs& args) {
+  return args.shape.batch * args.shape.q_heads * args.row_tiles;
+}
+
+/// delta, turns and dsink's share of one tile of rows; dQ of rows that see nothing.
+void prepare(const BackwardArgs& args, std::int64_t task, float* scratch) {
+  const RowTask t = row_task(args, task);
   const Shape& shape = args.shape;
-  const std::int64_t pair = task / args.row_tiles, tile = task % args.row_tiles;
-  const std::int64_t b = pair / shape.q_heads, h = pair % shape.q_heads;
-  const Span rows = BackwardTask::row_tile(args, tile);
-  const Rows out = cpu::rows_of(args.out, b, h), dout = cpu::rows_of(args.dout, b, h);
+  const float sink = float_at(args.scores.sinks, t.head, -kInfinity);
+  double dsink = 0;
+  float* deltas = args.delta + (t.place.batch * shape.q_heads + t.head) * shape.q_len;
+  const auto at = [&](const Input& x, std::int64_t row) {
+    return x.data[t.place.batch * x.batch + t.head * x.head + (t.place.first_row + row) * x.row];
+  };
   constexpr int kAbreast = 4;  // independent sums, as each waits for itself
-  for (std::int64_t i = rows.begin; i < rows.end; i += kAbreast) {
+  for (std::int64_t i = t.rows.begin; i < t.rows.end; i += kAbreast) {
+    const Span rows = {i, lesser(i + kAbreast, t.rows.end)};
+    const Rows out = stage(args.out, t.place, rows, scratch + args.layout.douts);
+    const Rows dout = stage(args.dout, t.place, rows, scratch + args.layout.douts_rows);
     const float *x[kAbreast], *y[kAbreast];
     float delta[kAbreast];
     for (int r = 0; r < kAbreast; ++r) {
-      const std::int64_t row = lesser(i + r, rows.end - 1);
-      x[r] = out.at(row);
-      y[r] = dout.at(row);
+      x[r] = out.at(lesser(r, rows.end - i - 1));
+      y[r] = dout.at(lesser(r, rows.end - i - 1));
     }
     dots_as_tile<kAbreast>(x, out.column, y, dout.column, shape.v_head_dim, delta);
-    for (std::int64_t row = i; row < lesser(i + kAbreast, rows.end); ++row) {
+    for (std::int64_t row = i; row < rows.end; ++row) {
       float& d = delta[row - i];
-      if (args.dlse.data != nullptr)
-        d -= args.dlse.data[b * args.dlse.batch + h * args.dlse.head + row * args.dlse.row];
-      args.delta[pair * shape.q_len + row] = d;
+      if (args.dlse.data != nullptr) d -= at(args.dlse, row);
+      deltas[row] = d;
+      if (sink != -kInfinity)
+        dsink -= __builtin_exp(static_cast<double>(sink) - static_cast<double>(at(args.lse, row))) *
+                 static_cast<double>(d);
     }
   }
   args.turns[task] = 0;
-  if (args.dq.data == nullptr || !BackwardTask::visible_keys(args, rows).empty()) return;
-  for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-    float* to =
-        args.dq_sums.data + b * args.dq_sums.batch + h * args.dq_sums.head + i * args.dq_sums.row;
+  if (args.dsinks != nullptr) args.dsinks[task] = dsink;
+  const Band band = band_of(args.band, t.sequence);
+  if (!args.wants_dq || !BackwardTask::visible_keys(band, t.sequence, t.rows).empty()) return;
+  for (std::int64_t i = t.rows.begin; i < t.rows.end; ++i) {
+    float* to = dq_row(args, t.place, i);
     for (std::int64_t d = 0; d < shape.head_dim; ++d) to[d] = 0;
   }
 }
 
 /// dq from its sums.
 void store_dq(const BackwardArgs& args, std::int64_t task) {
-  const std::int64_t pair = task / args.row_tiles, tile = task % args.row_tiles;
-  const std::int64_t b = pair / args.shape.q_heads, h = pair % args.shape.q_heads;
-  const Span rows = BackwardTask::row_tile(args, tile);
-  const Output &from = args.dq_sums, &to = args.dq;
-  for (std::int64_t i = rows.begin; i < rows.end; ++i)
-    for (std::int64_t d = 0; d < args.shape.head_dim; ++d)
-      to.data[b * to.batch + h * to.head + i * to.row + d * to.column] =
-          from.data[b * from.batch + h * from.head + i * from.row + d];
+  const RowTask t = row_task(args, task);
+  float* dweights = nullptr;
+  if (args.dq_weights != nullptr) {
+    const std::int64_t width = kMostSegments * args.shape.head_dim;
+    dweights = args.dq_weights + task * width;
+    for (std::int64_t d = 0; d < width; ++d) dweights[d] = 0;
+  }
+  for (std::int64_t i = t.rows.begin; i < t.rows.end; ++i)
+    write_gradient(args.q, args.dq, t.place, i, dq_row(args, t.place, i), dweights);
+}
+
+/// Calls work(task) for every task that this worker gets hold of.
+template <class Work>
+void for_each_task(BackwardArgs& args, std::int64_t tasks, Work work) {
+  const FlushSubnormals flush;
+  for (;;) {
+    const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);
+    if (n >= tasks) return;
+    work(n);
+  }
 }
 
 }  // namespace
 
-void FOVEA_ISA_NAME(flash_backward_prepare)(void* opaque, int) {
+void FOVEA_ISA_NAME(flash_backward_prepare)(void* opaque, int worker) {
   auto& args = *static_cast<BackwardArgs*>(opaque);
-  const FlushSubnormals flush;
-  const std::int64_t tasks = args.shape.batch * args.shape.q_heads * args.row_tiles;
-  for (;;) {
-    const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);
-    if (n >= tasks) return;
-    prepare(args, n);
-  }
+  float* scratch = args.scratch + worker * args.layout.floats;
+  for_each_task(args, row_tasks(args), [&](std::int64_t task) { prepare(args, task, scratch); });
 }
 
 void FOVEA_ISA_NAME(flash_backward)(void* opaque, int worker) {
   auto& args = *static_cast<BackwardArgs*>(opaque);
-  const FlushSubnormals flush;
   BackwardTask task(args, args.scratch + worker * args.layout.floats);
-  const std::int64_t tasks = args.shape.batch * args.shape.kv_heads * args.key_tiles;
-  for (;;) {
-    const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);
-    if (n >= tasks) return;
-    task.run(n);
-  }
+  for_each_task(args, args.shape.batch * args.shape.kv_heads * args.key_tiles,
+                [&](std::int64_t n) { task.run(n); });
 }
 
 void FOVEA_ISA_NAME(flash_backward_store_dq)(void* opaque, int) {
   auto& args = *static_cast<BackwardArgs*>(opaque);
-  const std::int64_t tasks = args.shape.batch * args.shape.q_heads * args.row_tiles;
-  for (;;) {
-    const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);
-    if (n >= tasks) return;
-    store_dq(args, n);
-  }
+  for_each_task(args, row_tasks(args), [&](std::int64_t task) { store_dq(args, task); });
+}
+
+void FOVEA_ISA_NAME(flash_backward_dmask)(void* opaque, int worker) {
+  auto& args = *static_cast<BackwardArgs*>(opaque);
+  BackwardTask task(args, args.scratch + worker * args.layout.floats);
+  const std::int64_t* sizes = args.dmask.sizes;
+  const std::int64_t tasks = sizes[0] * sizes[1] * (sizes[2] == 1 ? 1 : args.row_tiles) *
+                             (sizes[3] == 1 ? 1 : args.key_tiles);
+  for_each_task(args, tasks, [&](std::int64_t n) { task.run_dmask(n); });
 }
 
 }  // namespace fovea::cpu

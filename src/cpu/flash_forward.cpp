@@ -1,20 +1,21 @@
 // cpu.{avx512,avx2,portable}.forward: attention without a matrix of scores, in f32.
 //
-//   S = scale Q K^T where visible, -inf elsewhere;  P = exp(S - m);  O = P V;  l = rowsum P
-//   out = O / l,  lse = m + log l                    m: a reference close to the row's maximum
+//   S = scores where visible, -inf elsewhere (scores.h);  P = exp(S - m);  l = rowsum P [+ sink]
+//   O = (P o drop) V,  out = O / l,  lse = m + log l      m: a reference close to the row's maximum
 //
 //   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 //   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
-//   lse [batch, q_heads, q_len]; any strides
+//   lse [batch, q_heads, q_len]; any strides, packed or paged, in segments (sequences.h)
 //
 // A task is up to 512 query rows of one head: panels of 64. It packs its queries once, transposed,
 // and walks the keys in tiles of 96. For each tile and panel it computes S^T [96 keys, 64 queries]:
-// the keys' elements are broadcast from where they lie, so K is never packed, and the softmax runs
+// the keys' elements are broadcast from where they lie, so K is not packed, and the softmax runs
 // down the columns, without sums across a vector. P^T then serves as the left operand of P V as it
-// is. Register tiles are 6 x 64 (AVX-512), 6 x 16 (AVX2), 6 x 8 (portable).
+// is. Register tiles are 6 x 64 (AVX-512), 6 x 16 (AVX2), 6 x 8 (portable). Rows in f16 or bf16,
+// and rows that QK-norm or RoPE change, become f32 on the way to their packed form (prologue.h).
 //
 // A panel meets a tile of keys in one of three ways: nothing is visible (skipped), all is (no
-// mask), or some is (`hide` sets the rest to -inf, and only the visible parts are multiplied).
+// mask), or some is (`hide` sets the rest to -inf; a band's visible parts alone are multiplied).
 // With AVX-512, P is computed against the reference of the tile before; only if its sum grows
 // beyond 2^16 is the tile done again with a new one. A reference moves by 2^8 or more or not at
 // all, so that O is seldom rescaled.
@@ -22,9 +23,10 @@
 // Scratch a worker: 2 x 512 rows x 64 columns and a few tiles, at most 2 MB (flash_kernels.cpp). A
 // row's result depends neither on the task that it is part of nor on the number of threads.
 //
-// Serves: f32, head_dim and v_head_dim 1 to 512, any strides, grouped heads, bands.
-#include "cpu/flash_args.h"
-#include "cpu/tile_pack.h"
+// Serves: f32, f16 and bf16 (computed in f32), head_dim and v_head_dim 1 to 512, all of the
+// contract but quantised evaluation.
+#include "cpu/prologue.h"
+#include "cpu/scores.h"
 
 namespace fovea::cpu {
 namespace {
@@ -61,50 +63,62 @@ class ForwardTask {
   ForwardTask(const ForwardArgs& args, float* scratch)
       : args_(args),
         shape_(args.shape),
-        band_{args.band.below, args.band.above},
         padded_(round_up(args.shape.v_head_dim, kLanes)),
         queries_(scratch + args.layout.queries),
         sums_(scratch + args.layout.sums),
         scores_(scratch + args.layout.scores),
+        bias_(scratch + args.layout.bias),
         values_(scratch + args.layout.values),
         key_rows_(scratch + args.layout.keys),
+        staged_(scratch + args.layout.staged),
         maxima_(scratch + args.layout.maxima),
         weights_(scratch + args.layout.weights),
         rescale_(scratch + args.layout.rescale) {
-    // Scores are kept as +-Q K^T and multiplied by the scale's size on the way to the exponent.
-    sign_ = args.scale > 0 ? 1.0f : args.scale < 0 ? -1.0f : 0.0f;
-    const auto scale = static_cast<float>(args.scale);  // backward's as well
-    size_ = scale == 0 ? 1 : static_cast<double>(scale < 0 ? -scale : scale);
+    const ScoreArgs& scores = args.scores;
+    if (scores.softcap == 0 && !scores.mask.additive && scores.slopes.data == nullptr) {
+      // Scores are kept as +-Q K^T and multiplied by the scale's size on the way to the exponent.
+      sign_ = args.scale > 0 ? 1.0f : args.scale < 0 ? -1.0f : 0.0f;
+      const auto scale = static_cast<float>(args.scale);  // backward's as well
+      size_ = scale == 0 ? 1 : static_cast<double>(scale < 0 ? -scale : scale);
+    }
     to_base2_ = static_cast<float>(size_ * kLog2e);
     slack_ = kSlack / to_base2_ < kFloatMax ? kSlack / to_base2_ : kFloatMax;
     largest_ = to_base2_ > 1 ? kFloatMax / to_base2_ : kFloatMax;
   }
 
   void run(std::int64_t task) {
-    place(task, batch_, head_, rows_);
+    const Sequence s = place(task);
+    if (rows_.empty()) return;
+    Scores scores(args_, s, head_);
+    sc_ = &scores;
     panels_ = (rows_.end - rows_.begin + kPanel - 1) / kPanel;
-    const std::int64_t kv_head = head_ / (shape_.q_heads / shape_.kv_heads);
-    k_ = cpu::rows_of(args_.k, batch_, kv_head);
-    v_ = cpu::rows_of(args_.v, batch_, kv_head);
+    keys_place_ = {batch_, head_ / (shape_.q_heads / shape_.kv_heads), s.k_begin};
+    if (args_.scores.dropout.threshold > 0)
+      keep_ = Keep(args_.scores.dropout, batch_, head_, shape_.q_heads);
 
     begin();
-    const Span keys = meet(band_.keys_of_some(rows_), {0, shape_.kv_len});
+    const Span keys = meet(scores.band().keys_of_some(rows_), {0, s.kv_len});
     // Tiles begin at multiples of their size whatever the rows, so that rows do not depend on
     // tasks.
-    for (std::int64_t j = keys.begin / kForwardKeys * kForwardKeys; j < keys.end; j += kForwardKeys)
-      key_tile({j, lesser(j + kForwardKeys, shape_.kv_len)}, j + kForwardKeys >= keys.end);
+    for (std::int64_t j = greater(keys.begin, 0) / kForwardKeys * kForwardKeys; j < keys.end;
+         j += kForwardKeys)
+      key_tile({j, lesser(j + kForwardKeys, s.kv_len)}, j + kForwardKeys >= keys.end);
     finish();
   }
 
  private:
-  void place(std::int64_t task, std::int64_t& batch, std::int64_t& head, Span& rows) const {
+  /// Which batch, head and rows a task is.
+  Sequence place(std::int64_t task) {
     const std::int64_t tiles = (shape_.q_len + args_.task_rows - 1) / args_.task_rows;
     const std::int64_t pair = task / tiles;
     std::int64_t tile = task % tiles;
     if (args_.last_rows_first) tile = tiles - 1 - tile;
-    batch = pair / shape_.q_heads;
-    head = pair % shape_.q_heads;
-    rows = {tile * args_.task_rows, lesser((tile + 1) * args_.task_rows, shape_.q_len)};
+    batch_ = pair / shape_.q_heads;
+    head_ = pair % shape_.q_heads;
+    const Sequence s = sequence_of(args_, batch_);
+    rows_ = {tile * args_.task_rows, lesser((tile + 1) * args_.task_rows, s.q_len)};
+    rows_place_ = {batch_, head_, s.q_begin};
+    return s;
   }
 
   Span panel_rows(std::int64_t p) const {
@@ -114,9 +128,12 @@ class ForwardTask {
 
   // Pack Q, clear O.
   void begin() {
-    const Rows q = cpu::rows_of(args_.q, batch_, head_).from(rows_.begin);
     const std::int64_t padded_rows = panels_ * kPanel;
-    pack_across(q, rows_.end - rows_.begin, shape_.head_dim, queries_, padded_rows);
+    for (std::int64_t p = 0; p < panels_; ++p) {
+      const Span rows = panel_rows(p);
+      pack_across(stage(args_.q, rows_place_, rows, staged_), rows.end - rows.begin,
+                  shape_.head_dim, queries_ + p * kPanel * shape_.head_dim, kPanel);
+    }
     if (sign_ != 1)
       for (std::int64_t n = 0; n < padded_rows * shape_.head_dim; n += kLanes)
         store(queries_ + n, load(queries_ + n) * splat(sign_));
@@ -130,33 +147,37 @@ class ForwardTask {
 
   void key_tile(Span tile, bool last) {
     const std::int64_t n = tile.end - tile.begin;
-    const Rows v = v_.from(tile.begin);
-    pack_columns(v, n, shape_.v_head_dim, values_, kForwardKeys);
+    pack_columns(stage(args_.v, keys_place_, tile, staged_), n, shape_.v_head_dim, values_,
+                 kForwardKeys);
     values_are_finite_ = Answer::unknown;
-    tile_keys_ = pack_rows(k_.from(tile.begin), n, shape_.head_dim, key_rows_);
+    tile_keys_ = stage(args_.k, keys_place_, tile, key_rows_);
 
     std::int64_t panels = 0;
     for (std::int64_t p = 0; p < panels_; ++p)
-      panels += meet(band_.keys_of_some(panel_rows(p)), tile).empty() ? 0 : 1;
+      panels += meet(sc_->band().keys_of_some(panel_rows(p)), tile).empty() ? 0 : 1;
     const std::int64_t steps =
         panels * (kPanel / kTileCols * (kForwardKeys / kTileRows) + kPanel / kTileRows);
-    Prefetch prefetch = last ? fetch_results_and_queries(steps) : fetch_keys(tile.end, steps);
+    Prefetch prefetch = last ? fetch_queries(steps) : fetch_keys(tile.end, steps);
+    std::uint64_t seen[kForwardKeys];
     for (std::int64_t p = 0; p < panels_; ++p) {
       const Span rows = panel_rows(p);
-      const Span keys = meet(band_.keys_of_some(rows), tile);
+      const Span keys = meet(sc_->band().keys_of_some(rows), tile);
       if (keys.empty()) continue;
-      const bool all = covers(band_.keys_of_every(rows), keys);
-      compute_scores(p, rows, keys, tile, all, prefetch);
+      const Cover cover = sc_->see_across(rows, keys, bias_, seen);
+      if (cover == Cover::none) continue;
+      const std::uint64_t* hidden = cover == Cover::all ? nullptr : seen;
+      compute_scores(p, rows, keys, tile, hidden, prefetch);
       if (!weigh(p, keys.end - keys.begin, cautious_[p])) {
-        compute_scores(p, rows, keys, tile, all, prefetch);
+        compute_scores(p, rows, keys, tile, hidden, prefetch);
         weigh(p, keys.end - keys.begin, true);
       }
-      accumulate(p, rows, keys, tile, all, prefetch);
+      if (args_.scores.dropout.threshold > 0) drop(rows, keys);
+      accumulate(p, rows, keys, tile, hidden == nullptr, prefetch);
     }
   }
 
-  // S^T = K Q^T for the panel's queries; -inf where not visible.
-  void compute_scores(std::int64_t p, Span rows, Span keys, Span tile, bool all,
+  // S^T for the panel's queries; -inf where not visible.
+  void compute_scores(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
                       Prefetch& prefetch) {
     const std::int64_t depth = shape_.head_dim;
     for (std::int64_t c = 0; c < kPanel; c += kTileCols) {
@@ -164,11 +185,11 @@ class ForwardTask {
       for (std::int64_t j = keys.begin; j < keys.end; j += kTileRows) {
         const std::int64_t height = lesser(kTileRows, keys.end - j);
         prefetch.step();
-        // Multiply only those queries that see one of these keys.
+        // Multiply only those queries that the band lets see one of these keys.
         Span lanes{0, kTileCols};
-        if (!all) {
-          const Span seen = meet(band_.rows_of_some({j, j + height}), rows);
-          lanes = meet({seen.begin - rows.begin - c, seen.end - rows.begin - c}, lanes);
+        if (seen != nullptr) {
+          const Span some = meet(sc_->band().rows_of_some({j, j + height}), rows);
+          lanes = meet({some.begin - rows.begin - c, some.end - rows.begin - c}, lanes);
           if (lanes.empty()) continue;
           lanes = {lanes.begin / kLanes * kLanes, round_up(lanes.end, kLanes)};
         }
@@ -184,24 +205,26 @@ class ForwardTask {
         dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
       }
     }
-    if (!all) hide(rows, keys);
+    if (sc_->bent()) sc_->bend_across(rows, keys, bias_, scores_);
+    if (seen != nullptr) keep_lanes(keys.end - keys.begin, seen, -kInfinity);
   }
 
-  /// The stage that changes scores between the product and the softmax.
-  void hide(Span rows, Span keys) {
-    alignas(64) float positions[kPanel];
-    for (int x = 0; x < kPanel; ++x) positions[x] = static_cast<float>(x);
-    for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-      const Span seen = meet(band_.rows_of_some({j, j + 1}), rows);
-      const Vec begin = splat(static_cast<float>(seen.begin - rows.begin));
-      const Vec end = splat(static_cast<float>(greater(seen.end, seen.begin) - rows.begin));
-      float* s = scores_ + (j - keys.begin) * kScoresRow;
-      for (int x = 0; x < kPanel; x += kLanes) {
-        const Vec at = load(positions + x);
-        const Vec kept = select(less(at, begin), splat(-kInfinity), load(s + x));
-        store(s + x, select(less(at, end), kept, splat(-kInfinity)));
-      }
+  /// Sets the elements of the tile whose bits are 0 to `other`.
+  void keep_lanes(std::int64_t keys, const std::uint64_t* bits, float other) {
+    float* s = scores_;
+    for (std::int64_t j = 0; j < keys; ++j, s += kScoresRow)
+      for (int x = 0; x < kPanel; x += kLanes)
+        store(s + x, select(lanes_of(bits[j] >> x), load(s + x), splat(other)));
+  }
+
+  // P o drop, but for the factor of those that stay.
+  void drop(Span rows, Span keys) {
+    std::uint64_t kept[2 * 64];
+    for (std::int64_t j = 0; j < keys.end - keys.begin; j += 64) {
+      keep_.along(rows.begin, kPanel, keys.begin + j, kept + j);
+      transpose_bits(kept + j);
     }
+    keep_lanes(keys.end - keys.begin, kept, 0);
   }
 
   // P = exp2((S - m) log2(e)), exactly 1 where S = m, and the sums of P. Overwrites S. False: the
@@ -320,7 +343,7 @@ class ForwardTask {
         const std::int64_t height = lesser(step, rows.end - i);
         if (d == 0) prefetch.step();
         Span seen = keys;
-        if (!all) seen = meet(band_.keys_of_some({i, i + height}), keys);
+        if (!all) seen = meet(sc_->band().keys_of_some({i, i + height}), keys);
         const std::int64_t at = i - rows_.begin;
         if (seen.empty()) {
           rescale_rows(at, height, d, vecs);
@@ -351,70 +374,74 @@ class ForwardTask {
 
   /// The keys and values of the next tile.
   Prefetch fetch_keys(std::int64_t j, std::int64_t steps) const {
-    return {k_.from(j),
+    if (!args_.k.in_place || !args_.v.in_place) return {};
+    const std::int64_t n = greater(0, lesser(kForwardKeys, shape_.kv_len - j));
+    return {rows_in_place(args_.k, keys_place_, j),
             shape_.head_dim,
-            v_.from(j),
+            rows_in_place(args_.v, keys_place_, j),
             shape_.v_head_dim,
-            greater(0, lesser(kForwardKeys, shape_.kv_len - j)),
+            n,
             steps};
   }
-  /// Where this task's results go, and the queries of the task that is probably next.
-  Prefetch fetch_results_and_queries(std::int64_t steps) const {
-    const Output& to = args_.out;
-    const Rows out = {to.data + batch_ * to.batch + head_ * to.head, to.row, to.column};
-    std::int64_t batch = batch_, head = head_;
-    Span rows = rows_;
-    const std::int64_t next = __atomic_load_n(&args_.next_task, __ATOMIC_RELAXED);
-    if (next < args_.tasks) place(next, batch, head, rows);
-    const Rows q = cpu::rows_of(args_.q, batch, head);
-    return {out.from(rows_.begin),
-            shape_.v_head_dim,
-            q.from(rows.begin),
-            shape_.head_dim,
-            lesser(rows_.end - rows_.begin, rows.end - rows.begin),
-            steps};
+  /// The queries of the next rows, which another task probably wants, and where results go.
+  Prefetch fetch_queries(std::int64_t steps) const {
+    if (!args_.q.in_place) return {};
+    const std::int64_t n = greater(0, lesser(args_.task_rows, shape_.q_len - rows_.end));
+    const Rows q = rows_in_place(args_.q, rows_place_, rows_.end);
+    return {q, shape_.head_dim, q, 0, n, steps};
   }
 
   // Divide by the sums of weights, store out and lse.
   void finish() {
-    const Output& out = args_.out;
     const Output& lse = args_.lse;
+    const float sink = float_at(args_.scores.sinks, head_, -kInfinity);
     for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
       const std::int64_t at = i - rows_.begin;
-      const float weight = weights_[at];
-      const float share = weight == 0 ? 0.0f : 1.0f / weight;
-      float* to = out.data + batch_ * out.batch + head_ * out.head + i * out.row;
-      const float* o = sums_ + at * padded_;
-      std::int64_t d = 0;
-      if (weight == 0) {
-        for (; d < shape_.v_head_dim; ++d) to[d * out.column] = 0;
-      } else if (out.column == 1) {
-        for (; d + kLanes <= shape_.v_head_dim; d += kLanes)
-          store(to + d, load(o + d) * splat(share));
-      }
-      for (; d < shape_.v_head_dim; ++d) to[d * out.column] = o[d] * share;
-      if (lse.data == nullptr) continue;
-      float* log_sum = lse.data + batch_ * lse.batch + head_ * lse.head + i * lse.row;
       // Rounded before the logarithm is added, as backward rounds scores before it takes lse off.
       const float top = maxima_[at] * static_cast<float>(size_);
-      if (weight == 0)
-        *log_sum = -kInfinity;
-      else if (top == kInfinity)
-        *log_sum = top;
-      else if (weight != weight || weight == kInfinity)
-        *log_sum = weight;
-      else
-        *log_sum = static_cast<float>(static_cast<double>(top) + natural_log(weight));
+      const Total total = sum_up(top, weights_[at], sink);
+      const float share = total.share * args_.scores.dropout.keep_scale;
+      float* o = sums_ + at * padded_;
+      if (total.share == 0) {
+        for (std::int64_t d = 0; d < padded_; d += kLanes) store(o + d, zero());
+      } else {
+        for (std::int64_t d = 0; d < padded_; d += kLanes) store(o + d, load(o + d) * splat(share));
+      }
+      write_row(args_.out, rows_place_, i, o);
+      if (lse.data != nullptr)
+        lse.data[batch_ * lse.batch + head_ * lse.head + (rows_place_.first_row + i) * lse.row] =
+            total.lse;
     }
   }
 
-  enum class Answer { unknown, yes, no };
+  /// What a row's sums come to.
+  struct Total {
+    float lse;
+    float share;  ///< of O in out
+  };
+  /// weight: the sum of exp(s - top) over the keys; sink: a score without a value.
+  static Total sum_up(float top, float weight, float sink) {
+    if (sink != -kInfinity) {
+      if (weight == 0 || sink == kInfinity) return {sink, 0};
+      if (sink != sink) return {sink, sink};
+      const double larger = static_cast<double>(sink > top ? sink : top);
+      const double shrink = __builtin_exp(static_cast<double>(top) - larger);
+      const double all =
+          static_cast<double>(weight) * shrink + __builtin_exp(static_cast<double>(sink) - larger);
+      return {static_cast<float>(larger + __builtin_log(all)), static_cast<float>(shrink / all)};
+    }
+    if (weight == 0) return {-kInfinity, 0};
+    const float share = 1.0f / weight;
+    if (top == kInfinity) return {top, share};
+    if (weight != weight || weight == kInfinity) return {weight, share};
+    return {static_cast<float>(static_cast<double>(top) + natural_log(weight)), share};
+  }
 
   const ForwardArgs& args_;
   const Shape& shape_;
-  const Band band_;
   const std::int64_t padded_;  ///< v_head_dim in whole vectors
-  float *const queries_, *const sums_, *const scores_, *const values_, *const key_rows_;
+  float *const queries_, *const sums_, *const scores_, *const bias_, *const values_;
+  float *const key_rows_, *const staged_;
   float *const maxima_, *const weights_, *const rescale_;
   float sign_ = 1;
   double size_ = 1;
@@ -422,9 +449,13 @@ class ForwardTask {
   float slack_ = 0;    ///< kSlack, and
   float largest_ = 0;  ///< the largest score that base 2 can hold, both in scores' units
 
+  // The task.
   std::int64_t batch_ = 0, head_ = 0, panels_ = 0;
   Span rows_{0, 0};
-  Rows k_{}, v_{}, tile_keys_{};
+  Place rows_place_{}, keys_place_{};
+  const Scores* sc_ = nullptr;
+  Keep keep_;
+  Rows tile_keys_{};
   Answer values_are_finite_ = Answer::unknown;
   bool cautious_[kForwardMaxRows / kPanel] = {};
 };

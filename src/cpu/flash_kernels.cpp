@@ -2,7 +2,10 @@
 // phases are run. Compiled for every machine; the work is in flash_forward.cpp and
 // flash_backward.cpp.
 #include <algorithm>
+#include <iterator>
 
+#include "contract/elements.h"
+#include "cpu/flash_problem.h"
 #include "cpu/isa.h"
 #include "cpu/problem_args.h"
 
@@ -47,8 +50,10 @@ ForwardScratch forward_layout(const Problem& p, std::int64_t rows) {
   s.queries = layout.take(rows * p.head_dim);
   s.sums = layout.take(rows * v_width);
   s.scores = layout.take(kForwardKeys * kScoresRow);
+  s.bias = layout.take(p.features.has(Feature::additive_mask) ? kForwardKeys * kScoresRow : 0);
   s.values = layout.take(kForwardKeys * v_width);
   s.keys = layout.take(kForwardKeys * p.head_dim);
+  s.staged = layout.take(kForwardKeys * std::max(p.head_dim, p.v_head_dim));
   s.maxima = layout.take(rows);
   s.weights = layout.take(rows);
   s.rescale = layout.take(rows);
@@ -63,12 +68,12 @@ std::size_t forward_workspace(const Problem& p, int threads) {
 
 Status run_forward(const Problem& p, const Launch& launch, const FlashWorkers& workers) {
   ForwardArgs args{};
-  static_cast<DenseArgs&>(args) = dense_args(p);
-  args.out = output(p.out);
-  args.lse = output(p.lse);
+  static_cast<FlashArgs&>(args) = flash_args(p);
+  args.out = sink_like_out(p, p.out_segments);
+  args.lse = rows_of_heads<float*>(p, p.lse);
   args.task_rows = forward_task_rows(p, launch.pool->threads);
   args.tasks = p.batch * p.q_heads * ceil_div(p.q_len, args.task_rows);
-  args.last_rows_first = args.band.below == kUnbounded && args.band.above != kUnbounded;
+  args.last_rows_first = args.band.left == kUnbounded && args.band.right != kUnbounded;
   args.scratch = reinterpret_cast<float*>(launch.workspace);
   args.layout = forward_layout(p, args.task_rows);
   if (args.tasks > 0) run_on(*launch.pool, workers.forward, &args);
@@ -98,6 +103,9 @@ BackwardScratch backward_layout(const Problem& p, std::int64_t keys) {
   s.douts = layout.take(kBackwardRows * v_width);
   s.queries_rows = layout.take(kBackwardRows * p.head_dim);
   s.douts_rows = layout.take(kBackwardRows * p.v_head_dim);
+  s.staged = layout.take(keys * std::max(p.head_dim, p.v_head_dim));
+  s.bias = layout.take(p.features.has(Feature::additive_mask) ? kBackwardRows * kPanel : 0);
+  s.dmask = layout.take(p.dmask.present() ? 2 * kBackwardRows * keys : 0);
   s.dk = layout.take(keys * width);
   s.dv = layout.take(keys * v_width);
   s.probabilities = layout.take(kBackwardRows * kScoresRow);
@@ -106,20 +114,40 @@ BackwardScratch backward_layout(const Problem& p, std::int64_t keys) {
   return s;
 }
 
-/// What the workers share: delta and turns, and dQ's sums where dq cannot take them.
+std::int64_t backward_row_tiles(const Problem& p) { return ceil_div(p.q_len, kBackwardRows); }
+std::int64_t backward_key_tasks(const Problem& p) {
+  return p.batch * p.kv_heads * ceil_div(p.kv_len, backward_key_tile(p));
+}
+
+bool wants_weights(const MutableOperand& gradient) {
+  return std::any_of(std::begin(gradient.segments), std::end(gradient.segments),
+                     [](const auto& segment) { return segment.norm_weight.present(); });
+}
+
+/// Whether dq can hold the sums itself: f32, rows of adjoining columns, nothing left to do.
+bool sums_fit_dq(const Problem& p) {
+  const MutableTensorView& dq = p.dq.segments[0].tensor;
+  return p.params.q.count == 1 && dq.present() && dq.dtype == DType::f32 &&
+         dq.strides[static_cast<std::size_t>(dq.rank - 1)] == 1 &&
+         !p.features.has(Feature::qk_norm) && !p.features.has(Feature::rope);
+}
+
+/// What the workers share; places in floats.
 struct BackwardShared {
-  std::int64_t delta, turns, dq_sums, floats;
-  bool sums_in_dq;
+  std::int64_t delta, turns, dq_sums, dsinks, dq_weights, dk_weights, floats;
 };
 BackwardShared backward_shared(const Problem& p) {
-  const std::int64_t rows = p.batch * p.q_heads * p.q_len;
-  const Output dq = output(p.dq);
+  const std::int64_t heads = p.batch * p.q_heads, rows = heads * p.q_len;
+  const std::int64_t row_tasks = heads * backward_row_tiles(p);
+  const std::int64_t weights = kMostSegments * p.head_dim;
   Layout layout;
   BackwardShared s{};
   s.delta = layout.take(rows);
-  s.turns = layout.take(p.batch * p.q_heads * ceil_div(p.q_len, kBackwardRows));
-  s.sums_in_dq = dq.data == nullptr || dq.column == 1;
-  s.dq_sums = layout.take(s.sums_in_dq ? 0 : rows * p.head_dim);
+  s.turns = layout.take(row_tasks);
+  s.dq_sums = layout.take(wanted(p.dq) && !sums_fit_dq(p) ? rows * p.head_dim : 0);
+  s.dsinks = layout.take(p.dsinks.present() ? 2 * row_tasks : 0);
+  s.dq_weights = layout.take(wants_weights(p.dq) ? row_tasks * weights : 0);
+  s.dk_weights = layout.take(wants_weights(p.dk) ? backward_key_tasks(p) * weights : 0);
   s.floats = layout.floats();
   return s;
 }
@@ -129,37 +157,83 @@ std::size_t backward_workspace(const Problem& p, int threads) {
   return static_cast<std::size_t>(s.floats * threads + backward_shared(p).floats) * sizeof(float);
 }
 
-Status run_backward(const Problem& p, const Launch& launch, const FlashWorkers& workers) {
+/// Adds up what tasks left of the gradients of norm weights, in their order.
+void store_weights(const MutableOperand& gradient, const float* shares, std::int64_t tasks,
+                   std::int64_t width) {
+  for (int n = 0; n < kMostSegments; ++n) {
+    const MutableTensorView& to = gradient.segments[n].norm_weight;
+    if (!to.present()) continue;
+    for (std::int64_t d = 0; d < width; ++d) {
+      double sum = 0;
+      for (std::int64_t task = 0; task < tasks; ++task)
+        sum += static_cast<double>(shares[(task * kMostSegments + n) * width + d]);
+      store_element(to.data, to.dtype, d * to.strides[0], sum);
+    }
+  }
+}
+
+/// dsink [q_heads] from the shares of the tiles of rows [batch, q_heads, row tiles].
+void store_dsinks(const Problem& p, const double* shares) {
+  const std::int64_t tiles = backward_row_tiles(p);
+  for (std::int64_t h = 0; h < p.q_heads; ++h) {
+    double sum = 0;
+    for (std::int64_t b = 0; b < p.batch; ++b)
+      for (std::int64_t t = 0; t < tiles; ++t) sum += shares[(b * p.q_heads + h) * tiles + t];
+    store_element(p.dsinks.data, p.dsinks.dtype, h * p.dsinks.strides[0], sum);
+  }
+}
+
+BackwardArgs backward_args(const Problem& p, float* workspace) {
   BackwardArgs args{};
-  static_cast<DenseArgs&>(args) = dense_args(p);
-  args.out = input(p.saved_out);
-  args.dout = input(p.dout);
-  args.lse = input(p.saved_lse);
-  args.dlse = input(p.dlse);
-  args.dq = output(p.dq);
-  args.dk = output(p.dk);
-  args.dv = output(p.dv);
+  static_cast<FlashArgs&>(args) = flash_args(p);
+  args.out = source_like_out(p, p.saved_out_segments);
+  args.dout = source_like_out(p, p.dout_segments);
+  args.lse = rows_of_heads<const float*>(p, p.saved_lse);
+  args.dlse = rows_of_heads<const float*>(p, p.dlse);
+  args.dq = sink_of_gradient(p.dq, args.q);
+  args.dk = sink_of_gradient(p.dk, args.k);
+  args.dv = sink_of_gradient(p.dv, args.v);
+  args.dmask = mask_sink(p.dmask4);
+  args.wants_dq = wanted(p.dq);
+  args.wants_dk = wanted(p.dk);
+  args.wants_dv = wanted(p.dv);
   args.key_tile = backward_key_tile(p);
-  args.row_tiles = ceil_div(p.q_len, kBackwardRows);
+  args.row_tiles = backward_row_tiles(p);
   args.key_tiles = ceil_div(p.kv_len, args.key_tile);
   args.layout = backward_layout(p, args.key_tile);
 
-  auto* floats = reinterpret_cast<float*>(launch.workspace);
   const BackwardShared shared = backward_shared(p);
-  args.delta = floats + shared.delta;
-  args.turns = reinterpret_cast<std::uint32_t*>(floats + shared.turns);
-  args.dq_sums = shared.sums_in_dq
-                     ? args.dq
-                     : Output{floats + shared.dq_sums, p.q_heads * p.q_len * p.head_dim,
-                              p.q_len * p.head_dim, p.head_dim, 1};
-  args.scratch = floats + shared.floats;
+  args.delta = workspace + shared.delta;
+  args.turns = reinterpret_cast<std::uint32_t*>(workspace + shared.turns);
+  args.sums_in_dq = sums_fit_dq(p);
+  if (args.sums_in_dq) {
+    const Segment<char*>& dq = args.dq.segments.at[0];
+    args.dq_sums = {reinterpret_cast<float*>(dq.data), dq.batch, dq.head, dq.row, 1};
+  } else {
+    args.dq_sums = {workspace + shared.dq_sums, p.q_heads * p.q_len * p.head_dim,
+                    p.q_len * p.head_dim, p.head_dim, 1};
+  }
+  if (p.dsinks.present()) args.dsinks = reinterpret_cast<double*>(workspace + shared.dsinks);
+  if (wants_weights(p.dq)) args.dq_weights = workspace + shared.dq_weights;
+  if (wants_weights(p.dk)) args.dk_weights = workspace + shared.dk_weights;
+  args.scratch = workspace + shared.floats;
+  return args;
+}
 
-  const std::int64_t rows = p.batch * p.q_heads * args.row_tiles;
-  if (rows > 0) run_on(*launch.pool, workers.backward_prepare, &args);
-  args.next_task = 0;
-  if (p.batch * p.kv_heads * args.key_tiles > 0) run_on(*launch.pool, workers.backward, &args);
-  args.next_task = 0;
-  if (rows > 0 && !shared.sums_in_dq) run_on(*launch.pool, workers.backward_store_dq, &args);
+Status run_backward(const Problem& p, const Launch& launch, const FlashWorkers& workers) {
+  BackwardArgs args = backward_args(p, reinterpret_cast<float*>(launch.workspace));
+  const auto phase = [&](void (*work)(void*, int)) {
+    args.next_task = 0;
+    run_on(*launch.pool, work, &args);
+  };
+  const std::int64_t row_tasks = p.batch * p.q_heads * args.row_tiles;
+  if (row_tasks > 0) phase(workers.backward_prepare);
+  if (backward_key_tasks(p) > 0) phase(workers.backward);
+  if (row_tasks > 0 && args.wants_dq && !args.sums_in_dq) phase(workers.backward_store_dq);
+  if (args.dmask.data != nullptr) phase(workers.backward_dmask);
+  if (args.dsinks != nullptr) store_dsinks(p, args.dsinks);
+  store_weights(p.dq, args.dq_weights, row_tasks, p.head_dim);
+  store_weights(p.dk, args.dk_weights, backward_key_tasks(p), p.head_dim);
   return {};
 }
 
@@ -169,12 +243,15 @@ Refusal available(const Device&) {
 }
 
 constexpr FlashWorkers kBaseline = {flash_forward_baseline, flash_backward_prepare_baseline,
-                                    flash_backward_baseline, flash_backward_store_dq_baseline};
+                                    flash_backward_baseline, flash_backward_store_dq_baseline,
+                                    flash_backward_dmask_baseline};
 #if defined(__x86_64__)
 constexpr FlashWorkers kAvx2 = {flash_forward_avx2, flash_backward_prepare_avx2,
-                                flash_backward_avx2, flash_backward_store_dq_avx2};
+                                flash_backward_avx2, flash_backward_store_dq_avx2,
+                                flash_backward_dmask_avx2};
 constexpr FlashWorkers kAvx512 = {flash_forward_avx512, flash_backward_prepare_avx512,
-                                  flash_backward_avx512, flash_backward_store_dq_avx512};
+                                  flash_backward_avx512, flash_backward_store_dq_avx512,
+                                  flash_backward_dmask_avx512};
 #endif
 
 template <const FlashWorkers& kWorkers>
@@ -188,29 +265,13 @@ Status backward(const Problem& problem, const Launch& launch) {
 
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel forward_kernel(const char* id) {
-  return {id,
-          "cpu",
-          "flash",
-          Direction::forward,
-          DeviceType::cpu,
-          false,
-          available<kIsa>,
-          supports_dense_f32,
-          forward_workspace,
-          forward<kWorkers>};
+  return {id,    "cpu",           "flash",        Direction::forward, DeviceType::cpu,
+          false, available<kIsa>, supports_flash, forward_workspace,  forward<kWorkers>};
 }
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel backward_kernel(const char* id) {
-  return {id,
-          "cpu",
-          "flash",
-          Direction::backward,
-          DeviceType::cpu,
-          false,
-          available<kIsa>,
-          supports_dense_f32,
-          backward_workspace,
-          backward<kWorkers>};
+  return {id,    "cpu",           "flash",        Direction::backward, DeviceType::cpu,
+          false, available<kIsa>, supports_flash, backward_workspace,  backward<kWorkers>};
 }
 
 }  // namespace

@@ -49,6 +49,10 @@ FOVEA_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm512_mask_blend_ps(m, b
 FOVEA_INLINE Mask less(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_LT_OQ); }
 FOVEA_INLINE Mask equal(Vec a, Vec b) { return _mm512_cmp_ps_mask(a, b, _CMP_EQ_OQ); }
 FOVEA_INLINE bool any(Mask m) { return m != 0; }
+FOVEA_INLINE Mask both(Mask a, Mask b) { return static_cast<Mask>(a & b); }
+/// The lanes of m as bits, and back.
+FOVEA_INLINE std::uint64_t bits_of(Mask m) { return m; }
+FOVEA_INLINE Mask lanes_of(std::uint64_t bits) { return static_cast<Mask>(bits); }
 /// The larger, or b where either is NaN; min likewise.
 FOVEA_INLINE Vec max(Vec a, Vec b) { return _mm512_maskz_max_ps(kEvery, a, b); }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return _mm512_maskz_min_ps(kEvery, a, b); }
@@ -148,6 +152,15 @@ FOVEA_INLINE Vec select(Mask m, Vec a, Vec b) { return _mm256_blendv_ps(b, a, m)
 FOVEA_INLINE Mask less(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_LT_OQ); }
 FOVEA_INLINE Mask equal(Vec a, Vec b) { return _mm256_cmp_ps(a, b, _CMP_EQ_OQ); }
 FOVEA_INLINE bool any(Mask m) { return _mm256_movemask_ps(m) != 0; }
+FOVEA_INLINE Mask both(Mask a, Mask b) { return _mm256_and_ps(a, b); }
+FOVEA_INLINE std::uint64_t bits_of(Mask m) {
+  return static_cast<std::uint64_t>(_mm256_movemask_ps(m));
+}
+FOVEA_INLINE Mask lanes_of(std::uint64_t bits) {
+  const __m256i one = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+  const __m256i all = _mm256_set1_epi32(static_cast<int>(bits));
+  return _mm256_castsi256_ps(_mm256_cmpeq_epi32(_mm256_and_si256(all, one), one));
+}
 FOVEA_INLINE Vec max(Vec a, Vec b) { return _mm256_max_ps(a, b); }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 FOVEA_INLINE float sum(Vec v) {
@@ -189,6 +202,14 @@ FOVEA_INLINE Vec select(Mask m, Vec a, Vec b) { return m ? a : b; }
 FOVEA_INLINE Mask less(Vec a, Vec b) { return a < b; }
 FOVEA_INLINE Mask equal(Vec a, Vec b) { return a == b; }
 FOVEA_INLINE bool any(Mask m) { return (m[0] | m[1] | m[2] | m[3]) != 0; }
+FOVEA_INLINE Mask both(Mask a, Mask b) { return a & b; }
+FOVEA_INLINE std::uint64_t bits_of(Mask m) {
+  return static_cast<std::uint64_t>((m[0] & 1) | (m[1] & 2) | (m[2] & 4) | (m[3] & 8));
+}
+FOVEA_INLINE Mask lanes_of(std::uint64_t bits) {
+  const Mask one{1, 2, 4, 8}, all = Mask{} + static_cast<std::int32_t>(bits & 15);
+  return (all & one) == one;
+}
 FOVEA_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 FOVEA_INLINE float sum(Vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
@@ -236,6 +257,23 @@ FOVEA_INLINE float fma(float a, float b, float c) {
 }
 
 FOVEA_INLINE Vec absolute(Vec v) { return max(v, zero() - v); }
+
+/// tanh x within 3 units in the last place: an odd polynomial near 0, 1 - 2 / (e^2x + 1) elsewhere.
+FOVEA_INLINE Vec tanh(Vec x) {
+  const Vec size = absolute(x), w = x * x;
+  Vec p = splat(-0x1.745358p-8f);
+  p = fma(p, w, splat(0x1.51d09cp-6f));
+  p = fma(p, w, splat(-0x1.b82fb4p-5f));
+  p = fma(p, w, splat(0x1.1106cap-3f));
+  p = fma(p, w, splat(-0x1.555532p-2f));
+  const Vec near = fma(p * w, x, x);
+  const Vec bounded = min(splat(10), size);
+  const Vec e = exp2(bounded * splat(static_cast<float>(2 * kLog2e)));
+  const Vec far = splat(1) - splat(2) / (e + splat(1));
+  const Vec far_signed = select(less(x, zero()), zero() - far, far);
+  const Vec result = select(less(size, splat(0.625f)), near, far_signed);
+  return select(equal(x, x), result, x);
+}
 
 /// Subnormal weights would cost a microcode assist each and change no result that matters: they are
 /// flushed to zero while a kernel runs, and the caller's mode is put back.

@@ -113,6 +113,9 @@ inline Rows pack_rows(Rows from, std::int64_t rows, std::int64_t width, float* t
   return {to, width, 1};
 }
 
+/// What is found out when it is first asked for.
+enum class Answer { unknown, yes, no };
+
 /// Whether rows [begin, end) of columns packed with `capacity` rows are free of NaN and infinity.
 inline bool columns_are_finite(const float* packed, std::int64_t width, std::int64_t capacity,
                                Span rows) {
@@ -127,6 +130,7 @@ inline bool columns_are_finite(const float* packed, std::int64_t width, std::int
 /// Asks for rows that are needed later, line by line, spread over the work that comes before.
 class Prefetch {
  public:
+  Prefetch() = default;
   /// Two operands' rows, to be fetched within `steps` calls of step().
   FOVEA_INLINE Prefetch(Rows a, std::int64_t a_width, Rows b, std::int64_t b_width,
                         std::int64_t rows, std::int64_t steps)
@@ -153,9 +157,9 @@ class Prefetch {
   }
 
  private:
-  Rows a_, b_;
-  std::int64_t a_width_, b_width_;
-  std::int64_t left_, steps_;
+  Rows a_{}, b_{};
+  std::int64_t a_width_ = 0, b_width_ = 0;
+  std::int64_t left_ = 0, steps_ = 1;
   std::int64_t lines_ = 0, due_ = 0, at_ = 0;
 };
 
