@@ -72,7 +72,9 @@ const std::array<Trait, kTraitCount> kTraits{{
        set_mask(c, r, r.pick({DType::f32, DType::f16, DType::bf16, DType::f64}),
                 r.pick({MaskContents::random, MaskContents::finite, MaskContents::lowest,
                         MaskContents::binary, MaskContents::ones})); }},
-    {"mask-f32-b1qk-finite_dmask", 0.1, [](Case& c, RandomNumbers&) { c.dmask = true; }},
+    // A mask that is constant along keys has gradient 0 but for rounding, which nothing judges.
+    {"mask-f32-b1qk-finite_dmask", 0.1, [](Case& c, RandomNumbers&) {
+       c.dmask = c.mask.dims.ends_with('k'); }},
     {"alibi-tl-h", 0.1, [](Case& c, RandomNumbers& r) {
        c.alibi = r.pick({SlopeKind::per_head, SlopeKind::per_batch});
        c.alibi_anchor = c.band ? c.band->anchor : any_anchor(r); }},

@@ -1,6 +1,7 @@
 #include "cases/run_case.h"
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include <fmt/format.h>
@@ -14,7 +15,7 @@ namespace fovea::cases {
 namespace {
 
 /// Rows that a case is judged over, where no more than kMostDraws draws or kDrawFlops make them up.
-constexpr double kRowsWanted = 1024;
+constexpr double kRowsWanted = 2048;
 constexpr double kMostDraws = 64;
 constexpr double kDrawFlops = 5e7;
 /// Above this the oracle would take more than some ten seconds.
@@ -194,7 +195,7 @@ Direction direction_of(std::string_view kernel) {
 int draws_of(const Case& c) {
   const double rows = static_cast<double>(c.batch * c.q_heads * c.q_len);
   const double flops = flops_of(c, Direction::forward);
-  const double draws = std::min({kMostDraws, kRowsWanted / rows, kDrawFlops / flops});
+  const double draws = std::min({kMostDraws, std::ceil(kRowsWanted / rows), kDrawFlops / flops});
   return rows == 0 ? 1 : std::max(1, static_cast<int>(draws));
 }
 

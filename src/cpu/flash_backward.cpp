@@ -186,6 +186,10 @@ class BackwardTask {
     const std::int64_t at = batch_ * args_.lse.batch + head_ * args_.lse.head +
                             (rows_place_.first_row + rows.begin) * args_.lse.row;
     lse_ = {args_.lse.data + at, args_.lse.row, 1};
+    dlse_ = {nullptr, args_.dlse.row, 1};
+    if (args_.dlse.data != nullptr)
+      dlse_.data = args_.dlse.data + batch_ * args_.dlse.batch + head_ * args_.dlse.head +
+                   (rows_place_.first_row + rows.begin) * args_.dlse.row;
     delta_ = args_.delta + (batch_ * shape_.q_heads + head_) * shape_.q_len + rows.begin;
     return {rows, stage(args_.q, rows_place_, rows, queries_rows_),
             stage(args_.dout, rows_place_, rows, douts_rows_)};
@@ -200,19 +204,22 @@ class BackwardTask {
 
     const std::int64_t panels = (rows_of(keys_span_) + kPanel - 1) / kPanel;
     Prefetch prefetch = fetch_queries(rows.end, panels * (kBackwardRows / kTileRows));
-    std::uint64_t seen[kBackwardRows];
     bool all = true;
     for (std::int64_t p = 0; p < panels; ++p) {
       const Span keys = panel_keys(p);
       float* gradients = gradients_ + p * kPanel;
+      std::uint64_t* seen = seen_[p];
       const Cover cover = see(rows, keys, seen);
       all = all && cover == Cover::all;
       if (cover == Cover::none) {
         // dQ goes over all keys that the band shows.
         for (std::int64_t i = 0; i < n; ++i) clear(gradients + i * gradients_row_, kPanel);
+        for (std::int64_t i = 0; i < n; ++i) seen[i] = 0;
         continue;
       }
       const bool panel_all = cover == Cover::all;
+      if (panel_all)
+        for (std::int64_t i = 0; i < n; ++i) seen[i] = ~std::uint64_t{0};
       // compute S, dP
       products(tile.q, keys_across_, shape_.head_dim, rows, keys, panel_all, probabilities_,
                kScoresRow, &prefetch);
@@ -226,13 +233,13 @@ class BackwardTask {
             probabilities_, kScoresRow, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows,
             keys,
             panel_all || finite(douts_are_finite_, douts_, shape_.v_head_dim, kBackwardRows, n),
-            panel_all);
+            panel_all ? nullptr : seen);
       if (args_.wants_dk)
         add_to_keys(
             gradients, gradients_row_, queries_, shape_.head_dim, dk_, padded_head_dim(), rows,
             keys,
             panel_all || finite(queries_are_finite_, queries_, shape_.head_dim, kBackwardRows, n),
-            panel_all);
+            panel_all ? nullptr : seen);
     }
     if (args_.wants_dq) add_to_queries(t, rows, all);
   }
@@ -318,6 +325,7 @@ class BackwardTask {
         raise(s);
       const std::uint64_t sees = lse == -kInfinity ? 0 : seen == nullptr ? every : seen[at];
       const Vec log_sum = splat(lse), delta = splat(delta_[at]);
+      const float dlse = dlse_.data == nullptr ? 0 : *dlse_.at(at);
       if (sees == ~std::uint64_t{0} && !drop && !bends_back) {
 #pragma GCC unroll 4
         for (int x = 0; x < kPanel; x += kLanes) {
@@ -337,6 +345,11 @@ class BackwardTask {
           dp = select(stays, dp * keep_scale, zero());
         }
         Vec d = p * (dp - delta);
+        // delta is drop o dP of the only key, but for out's rounding.
+        if (drop) {
+          const Mask alone = both(equal(p, splat(1)), less(absolute(dp - delta), splat(kInfinity)));
+          d = select(alone, splat(dlse), d);
+        }
         if (bends_back) d = d * load(cap_slopes + x);
         store(s + x, select(shown, weight, zero()));
         store(g + x, select(shown, d, zero()));
@@ -355,25 +368,32 @@ class BackwardTask {
   // dX[keys] += Y^T Z[rows], Y being P or dS and Z being dO or Q.
   void add_to_keys(const float* y, std::int64_t y_row, const float* z, std::int64_t width,
                    float* dx, std::int64_t dx_row, Span rows, Span keys, bool z_is_finite,
-                   bool all) {
-    // A weight of 0 does not silence a row that is not finite: then go key by key.
-    const std::int64_t step = z_is_finite ? kTileRows : 1;
+                   const std::uint64_t* seen) {
     const std::int64_t padded = round_up(width, kLanes);
     for (std::int64_t d = 0; d < padded; d += kTileCols) {
       const int vecs = static_cast<int>(lesser(kTileCols, padded - d) / kLanes);
-      for (std::int64_t j = keys.begin; j < keys.end; j += step) {
-        const std::int64_t height = lesser(step, keys.end - j);
+      TileArgs t{};
+      t.a_row = 1;
+      t.a_step = y_row;
+      t.b_row = kTileCols;
+      t.c_row = dx_row;
+      if (!z_is_finite) {
+        t.a = y;
+        t.b = z + d * kBackwardRows;
+        t.c = dx + (keys.begin - keys_span_.begin) * dx_row + d;
+        t.depth = rows_of(rows);
+        add_visible(t, rows_of(keys), vecs,
+                    [&](std::int64_t j, std::int64_t i) { return (seen[i] >> j & 1) != 0; });
+        continue;
+      }
+      for (std::int64_t j = keys.begin; j < keys.end; j += kTileRows) {
+        const std::int64_t height = lesser(kTileRows, keys.end - j);
         Span seeing = rows;
-        if (!all) seeing = meet(band_.rows_of_some({j, j + height}), rows);
+        if (seen != nullptr) seeing = meet(band_.rows_of_some({j, j + height}), rows);
         if (seeing.empty()) continue;
-        TileArgs t{};
         t.a = y + (seeing.begin - rows.begin) * y_row + (j - keys.begin);
-        t.a_row = 1;
-        t.a_step = y_row;
         t.b = z + d * kBackwardRows + (seeing.begin - rows.begin) * kTileCols;
-        t.b_row = kTileCols;
         t.c = dx + (j - keys_span_.begin) * dx_row + d;
-        t.c_row = dx_row;
         t.depth = seeing.end - seeing.begin;
         tile_function<Into::kAdd>(static_cast<int>(height), vecs)(t);
       }
@@ -387,48 +407,55 @@ class BackwardTask {
     std::uint32_t* turns = args_.turns + (batch_ * shape_.q_heads + head_) * args_.row_tiles + tile;
     await(turns, turn);
 
-    const std::int64_t step =
-        all || finite(keys_are_finite_, keys_, shape_.head_dim, args_.key_tile, rows_of(keys_span_))
-            ? kTileRows
-            : 1;
-    const Output& dq = args_.dq_sums;
+    const bool by_element = !all && !finite(keys_are_finite_, keys_, shape_.head_dim,
+                                            args_.key_tile, rows_of(keys_span_));
+    const std::int64_t dq_step = args_.dq_sums.row;
     const bool first = turn == 0;
     for (std::int64_t d = 0; d < shape_.head_dim; d += kTileCols) {
       const std::int64_t width = lesser(kTileCols, shape_.head_dim - d);
       const int vecs = static_cast<int>((width + kLanes - 1) / kLanes);
-      for (std::int64_t i = rows.begin; i < rows.end; i += step) {
-        const std::int64_t height = lesser(step, rows.end - i);
+      TileArgs t{};
+      t.a_row = gradients_row_;
+      t.a_step = 1;
+      t.b_row = kTileCols;
+      t.factor = scale_;
+      for (std::int64_t i = rows.begin; i < rows.end; i += kTileRows) {
+        const std::int64_t height = lesser(kTileRows, rows.end - i);
         Span seen = keys_span_;
         if (!all) seen = meet(band_.keys_of_some({i, i + height}), keys_span_);
         float* to = dq_row(args_, rows_place_, i) + d;
         if (seen.empty()) {
-          if (first) clear_rows(to, dq.row, height, width);
+          if (first) clear_rows(to, dq_step, height, width);
           continue;
         }
-        TileArgs t{};
-        t.a = gradients_ + (i - rows.begin) * gradients_row_ + (seen.begin - keys_span_.begin);
-        t.a_row = gradients_row_;
-        t.a_step = 1;
-        t.b = keys_ + d * args_.key_tile + (seen.begin - keys_span_.begin) * kTileCols;
-        t.b_row = kTileCols;
+        const std::int64_t first_key = seen.begin - keys_span_.begin;
+        t.a = gradients_ + (i - rows.begin) * gradients_row_ + first_key;
+        t.b = keys_ + d * args_.key_tile + first_key * kTileCols;
         t.depth = seen.end - seen.begin;
-        t.factor = scale_;
-        if (width == vecs * kLanes) {
+        if (width == vecs * kLanes && !by_element) {
           t.c = to;
-          t.c_row = dq.row;
+          t.c_row = dq_step;
           (first ? tile_function<Into::kFactorStore>(static_cast<int>(height), vecs)
                  : tile_function<Into::kFactorAdd>(static_cast<int>(height), vecs))(t);
-        } else {
-          alignas(64) float sums[kTileRows * kTileCols];
-          t.c = sums;
-          t.c_row = kTileCols;
-          tile_function<Into::kFactorStore>(static_cast<int>(height), vecs)(t);
-          for (std::int64_t r = 0; r < height; ++r)
-            for (std::int64_t c = 0; c < width; ++c) {
-              float& x = to[r * dq.row + c];
-              x = first ? sums[r * kTileCols + c] : x + sums[r * kTileCols + c];
-            }
+          continue;
         }
+        alignas(64) float sums[kTileRows * kTileCols] = {};
+        t.c = sums;
+        t.c_row = kTileCols;
+        if (by_element) {
+          const std::int64_t row = i - rows.begin;
+          add_visible(t, height, vecs, [&](std::int64_t r, std::int64_t k) {
+            const std::int64_t j = first_key + k;
+            return (seen_[j / kPanel][row + r] >> (j % kPanel) & 1) != 0;
+          });
+        } else {
+          tile_function<Into::kFactorStore>(static_cast<int>(height), vecs)(t);
+        }
+        for (std::int64_t r = 0; r < height; ++r)
+          for (std::int64_t c = 0; c < width; ++c) {
+            float& x = to[r * dq_step + c];
+            x = first ? sums[r * kTileCols + c] : x + sums[r * kTileCols + c];
+          }
       }
     }
     __atomic_store_n(turns, turn + 1, __ATOMIC_RELEASE);
@@ -532,8 +559,9 @@ class BackwardTask {
   Scores scores_;
   Keep keep_;
   // The tile of queries.
-  Rows lse_{};
+  Rows lse_{}, dlse_{};
   const float* delta_ = nullptr;
+  std::uint64_t seen_[kBackwardMaxKeys / kPanel][kBackwardRows];  ///< by panel: what see_along says
   Answer queries_are_finite_ = Answer::unknown, douts_are_finite_ = Answer::unknown;
 };
 

@@ -172,7 +172,7 @@ class ForwardTask {
         weigh(p, keys.end - keys.begin, true);
       }
       if (args_.scores.dropout.threshold > 0) drop(rows, keys);
-      accumulate(p, rows, keys, tile, hidden == nullptr, prefetch);
+      accumulate(p, rows, keys, tile, hidden, prefetch);
     }
   }
 
@@ -326,50 +326,58 @@ class ForwardTask {
   }
 
   // O = rescale O + P V.
-  void accumulate(std::int64_t p, Span rows, Span keys, Span tile, bool all, Prefetch& prefetch) {
-    std::int64_t step = kTileRows;
-    if (!all) {
-      // A weight of 0 does not silence a value that is not finite: then go row by row.
-      if (values_are_finite_ == Answer::unknown)
-        values_are_finite_ =
-            columns_are_finite(values_, shape_.v_head_dim, kForwardKeys, {0, tile.end - tile.begin})
-                ? Answer::yes
-                : Answer::no;
-      if (values_are_finite_ == Answer::no) step = 1;
-    }
+  void accumulate(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
+                  Prefetch& prefetch) {
+    if (seen != nullptr && values_are_finite_ == Answer::unknown)
+      values_are_finite_ =
+          columns_are_finite(values_, shape_.v_head_dim, kForwardKeys, {0, tile.end - tile.begin})
+              ? Answer::yes
+              : Answer::no;
+    const bool by_element = seen != nullptr && values_are_finite_ == Answer::no;
     for (std::int64_t d = 0; d < padded_; d += kTileCols) {
       const int vecs = static_cast<int>(lesser(kTileCols, padded_ - d) / kLanes);
-      for (std::int64_t i = rows.begin; i < rows.end; i += step) {
-        const std::int64_t height = lesser(step, rows.end - i);
+      TileArgs t{};
+      t.a_row = 1;
+      t.a_step = kScoresRow;
+      t.b_row = kTileCols;
+      t.c_row = padded_;
+      if (by_element) {
+        rescale_rows(rows, d, vecs);
+        t.a = scores_;
+        t.b = values_ + d * kForwardKeys + (keys.begin - tile.begin) * kTileCols;
+        t.c = sums_ + p * kPanel * padded_ + d;
+        t.depth = keys.end - keys.begin;
+        add_visible(t, rows.end - rows.begin, vecs,
+                    [&](std::int64_t i, std::int64_t j) { return (seen[j] >> i & 1) != 0; });
+        continue;
+      }
+      for (std::int64_t i = rows.begin; i < rows.end; i += kTileRows) {
+        const std::int64_t height = lesser(kTileRows, rows.end - i);
         if (d == 0) prefetch.step();
-        Span seen = keys;
-        if (!all) seen = meet(sc_->band().keys_of_some({i, i + height}), keys);
-        const std::int64_t at = i - rows_.begin;
-        if (seen.empty()) {
-          rescale_rows(at, height, d, vecs);
+        Span some = keys;
+        if (seen != nullptr) some = meet(sc_->band().keys_of_some({i, i + height}), keys);
+        if (some.empty()) {
+          rescale_rows({i, i + height}, d, vecs);
           continue;
         }
-        TileArgs t{};
-        t.a = scores_ + (seen.begin - keys.begin) * kScoresRow + (i - rows.begin);
-        t.a_row = 1;
-        t.a_step = kScoresRow;
-        t.b = values_ + d * kForwardKeys + (seen.begin - tile.begin) * kTileCols;
-        t.b_row = kTileCols;
-        t.c = sums_ + at * padded_ + d;
-        t.c_row = padded_;
-        t.depth = seen.end - seen.begin;
+        t.a = scores_ + (some.begin - keys.begin) * kScoresRow + (i - rows.begin);
+        t.b = values_ + d * kForwardKeys + (some.begin - tile.begin) * kTileCols;
+        t.c = sums_ + (i - rows_.begin) * padded_ + d;
+        t.depth = some.end - some.begin;
         t.rescale = rescale_ + p * kPanel + (i - rows.begin);
         tile_function<Into::kRescaleAdd>(static_cast<int>(height), vecs)(t);
       }
     }
   }
 
-  void rescale_rows(std::int64_t at, std::int64_t height, std::int64_t d, int vecs) {
-    for (std::int64_t r = at; r < at + height; ++r)
+  void rescale_rows(Span rows, std::int64_t d, int vecs) {
+    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
+      const std::int64_t at = i - rows_.begin;
       for (int v = 0; v < vecs; ++v) {
-        float* o = sums_ + r * padded_ + d + v * kLanes;
-        store(o, load(o) * splat(rescale_[r]));
+        float* o = sums_ + at * padded_ + d + v * kLanes;
+        store(o, load(o) * splat(rescale_[at]));
       }
+    }
   }
 
   /// The keys and values of the next tile.

@@ -193,7 +193,7 @@ BackwardArgs backward_args(const Problem& p, float* workspace) {
   args.dq = sink_of_gradient(p.dq, args.q);
   args.dk = sink_of_gradient(p.dk, args.k);
   args.dv = sink_of_gradient(p.dv, args.v);
-  args.dmask = mask_sink(p.dmask4);
+  args.dmask = mask_sink(p);
   args.wants_dq = wanted(p.dq);
   args.wants_dk = wanted(p.dk);
   args.wants_dv = wanted(p.dv);

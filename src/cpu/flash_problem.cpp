@@ -254,9 +254,10 @@ bool wanted(const MutableOperand& gradient) {
                      });
 }
 
-MaskSink mask_sink(const MutableTensorView& dmask4) {
+MaskSink mask_sink(const Problem& p) {
   MaskSink s{};
-  if (!dmask4.present() || dmask4.elements() == 0) return s;
+  const MutableTensorView& dmask4 = p.dmask4;
+  if (!p.dmask.present() || p.dmask.elements() == 0) return s;
   s.data = dmask4.data;
   s.element = element_of(dmask4.dtype);
   for (std::size_t d = 0; d < 4; ++d) {

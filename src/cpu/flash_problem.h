@@ -17,7 +17,7 @@ Sink sink_of_gradient(const MutableOperand& gradient, const Source& input);
 bool wanted(const MutableOperand& gradient);
 
 /// dmask, reduced over the dimensions that the mask is broadcast over.
-MaskSink mask_sink(const MutableTensorView& dmask4);
+MaskSink mask_sink(const Problem& problem);
 
 /// lse, dlse and the like: [batch, q_heads, q_len], or [q_heads, total_q].
 template <class Pointer, class View>

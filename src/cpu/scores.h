@@ -147,7 +147,7 @@ class Scores {
       cap_slope = splat(1) - t * t;
     }
     if constexpr (kAdds) s = s + load(bias);
-    if constexpr (kSlopes) s = s - splat(slope_) * absolute(distance);
+    if constexpr (kSlopes) s = fma(splat(-slope_), absolute(distance), s);
     // A sum of finite numbers counts as finite.
     const Mask low = both(less(s, splat(least_)), less(absolute(product), splat(kInfinity)));
     return select(low, splat(least_), s);

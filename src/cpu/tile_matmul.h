@@ -127,6 +127,21 @@ FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
   }
 }
 
+/// C += factor AB over the products that visible(r, k) shows. Where B holds NaN or infinity, a
+/// weight of 0 would not silence it.
+template <class Visible>
+void add_visible(const TileArgs& t, std::int64_t rows, int vecs, Visible visible) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t k = 0; k < t.depth; ++k) {
+      if (!visible(r, k)) continue;
+      const Vec element = splat(t.a[r * t.a_row + k * t.a_step] * t.factor);
+      for (int v = 0; v < vecs; ++v) {
+        float* to = t.c + r * t.c_row + v * kLanes;
+        store(to, fma(element, load(t.b + k * t.b_row + v * kLanes), load(to)));
+      }
+    }
+}
+
 /// Dot products of kRows rows of X with the same rows of Y, to the last bit the sums that dot_tile
 /// makes: where a row's weight lies on one key, out = v, and delta = dO.out cancels dP = dO.v
 /// exactly.
