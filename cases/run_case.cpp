@@ -196,7 +196,8 @@ int draws_of(const Case& c) {
   const double rows = static_cast<double>(c.batch * c.q_heads * c.q_len);
   const double flops = flops_of(c, Direction::forward);
   const double draws = std::min({kMostDraws, std::ceil(kRowsWanted / rows), kDrawFlops / flops});
-  return rows == 0 ? 1 : std::max(1, static_cast<int>(draws));
+  const bool huge = c.layout == Layout::wide;  // as gigabytes of addresses are
+  return rows == 0 || huge ? 1 : std::max(1, static_cast<int>(draws));
 }
 
 PreparedCase::PreparedCase(const Case& c, std::uint64_t seed)

@@ -218,6 +218,7 @@ struct BackwardScratch {
   std::int64_t dk, dv;                      ///< [keys, dim padded]
   std::int64_t probabilities;               ///< P [rows, kScoresRow]
   std::int64_t gradients;                   ///< dP, then dS [rows, keys + gap]
+  std::int64_t products;                    ///< dP of a panel [rows, kScoresRow], for bf16 pairs
   std::int64_t floats;
 };
 
@@ -260,6 +261,7 @@ struct FlashWorkers {
 FOVEA_DECLARE_FLASH(baseline)
 FOVEA_DECLARE_FLASH(avx2)
 FOVEA_DECLARE_FLASH(avx512)
+FOVEA_DECLARE_FLASH(avx512bf16)
 #undef FOVEA_DECLARE_FLASH
 
 }  // namespace fovea::cpu

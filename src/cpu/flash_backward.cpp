@@ -56,7 +56,9 @@ class BackwardTask {
       : args_(args),
         shape_(args.shape),
         scale_(static_cast<float>(args.scale)),
-        gradients_row_(args.key_tile + kBackwardGap),
+        depth_(words(args.shape.head_dim)),
+        v_depth_(words(args.shape.v_head_dim)),
+        gradients_row_(args.key_tile / kPack + kBackwardGap),
         keys_across_(scratch + args.layout.keys_across),
         values_across_(scratch + args.layout.values_across),
         keys_(scratch + args.layout.keys),
@@ -70,7 +72,8 @@ class BackwardTask {
         dk_(scratch + args.layout.dk),
         dv_(scratch + args.layout.dv),
         probabilities_(scratch + args.layout.probabilities),
-        gradients_(scratch + args.layout.gradients) {}
+        gradients_(scratch + args.layout.gradients),
+        products_(scratch + args.layout.products) {}
 
   void run(std::int64_t task) {
     dk_weights_ = args_.dk_weights == nullptr
@@ -139,6 +142,12 @@ class BackwardTask {
   }
 
  private:
+  /// Rows of a tile of queries, in words.
+  static constexpr std::int64_t kRowWords = kBackwardRows / kPack;
+  /// Widened to begin with a whole word of `all`.
+  static Span whole_words(Span some, Span all) {
+    return {all.begin + (some.begin - all.begin) / kPack * kPack, some.end};
+  }
   static std::int64_t rows_of(Span span) { return greater(0, span.end - span.begin); }
   static Span one_or_all(std::int64_t n, std::int64_t size, std::int64_t all) {
     return size == 1 ? Span{0, all} : Span{n, n + 1};
@@ -169,11 +178,11 @@ class BackwardTask {
 
   void pack_keys_and_values() {
     const std::int64_t n = rows_of(keys_span_), padded = round_up(n, kPanel);
-    const Rows k = stage(args_.k, keys_place_, keys_span_, staged_);
-    pack_across(k, n, shape_.head_dim, keys_across_, padded);
-    if (args_.wants_dq) pack_columns(k, n, shape_.head_dim, keys_, args_.key_tile);
-    pack_across(stage(args_.v, keys_place_, keys_span_, staged_), n, shape_.v_head_dim,
-                values_across_, padded);
+    const Rows k = stage_words(args_.k, keys_place_, keys_span_, staged_);
+    pack_across(k, n, depth_, keys_across_, padded);
+    if (args_.wants_dq) pack_columns(k, n, shape_.head_dim, keys_, args_.key_tile / kPack);
+    pack_across(stage_words(args_.v, keys_place_, keys_span_, staged_), n, v_depth_, values_across_,
+                padded);
     keys_are_finite_ = Answer::unknown;
   }
 
@@ -191,15 +200,15 @@ class BackwardTask {
       dlse_.data = args_.dlse.data + batch_ * args_.dlse.batch + head_ * args_.dlse.head +
                    (rows_place_.first_row + rows.begin) * args_.dlse.row;
     delta_ = args_.delta + (batch_ * shape_.q_heads + head_) * shape_.q_len + rows.begin;
-    return {rows, stage(args_.q, rows_place_, rows, queries_rows_),
-            stage(args_.dout, rows_place_, rows, douts_rows_)};
+    return {rows, stage_words(args_.q, rows_place_, rows, queries_rows_),
+            stage_words(args_.dout, rows_place_, rows, douts_rows_)};
   }
 
   void query_tile(std::int64_t t, Span rows) {
     const std::int64_t n = rows_of(rows);
     const QueryTile tile = load_queries(rows);
-    if (args_.wants_dk) pack_columns(tile.q, n, shape_.head_dim, queries_, kBackwardRows);
-    if (args_.wants_dv) pack_columns(tile.dout, n, shape_.v_head_dim, douts_, kBackwardRows);
+    if (args_.wants_dk) pack_columns(tile.q, n, shape_.head_dim, queries_, kRowWords);
+    if (args_.wants_dv) pack_columns(tile.dout, n, shape_.v_head_dim, douts_, kRowWords);
     queries_are_finite_ = douts_are_finite_ = Answer::unknown;
 
     const std::int64_t panels = (rows_of(keys_span_) + kPanel - 1) / kPanel;
@@ -207,41 +216,72 @@ class BackwardTask {
     bool all = true;
     for (std::int64_t p = 0; p < panels; ++p) {
       const Span keys = panel_keys(p);
-      float* gradients = gradients_ + p * kPanel;
-      std::uint64_t* seen = seen_[p];
-      const Cover cover = see(rows, keys, seen);
+      const Cover cover = see(rows, keys, seen_[p]);
       all = all && cover == Cover::all;
       if (cover == Cover::none) {
-        // dQ goes over all keys that the band shows.
-        for (std::int64_t i = 0; i < n; ++i) clear(gradients + i * gradients_row_, kPanel);
-        for (std::int64_t i = 0; i < n; ++i) seen[i] = 0;
+        skip_panel(p, n);
         continue;
       }
-      const bool panel_all = cover == Cover::all;
-      if (panel_all)
-        for (std::int64_t i = 0; i < n; ++i) seen[i] = ~std::uint64_t{0};
+      if (cover == Cover::all)
+        for (std::int64_t i = 0; i < n; ++i) seen_[p][i] = ~std::uint64_t{0};
+      const std::uint64_t* seen = cover == Cover::all ? nullptr : seen_[p];
+      const Panel panel = panel_of(p);
       // compute S, dP
-      products(tile.q, keys_across_, shape_.head_dim, rows, keys, panel_all, probabilities_,
+      products(tile.q, keys_across_, depth_, rows, keys, seen == nullptr, probabilities_,
                kScoresRow, &prefetch);
       if (args_.wants_dq || args_.wants_dk)
-        products(tile.dout, values_across_, shape_.v_head_dim, rows, keys, panel_all, gradients,
-                 gradients_row_, nullptr);
-      differentiate(rows, keys, panel_all ? nullptr : seen, gradients, true);
+        products(tile.dout, values_across_, v_depth_, rows, keys, seen == nullptr, panel.gradients,
+                 panel.row, nullptr);
+      differentiate(rows, keys, seen, panel, true);
+      const Operands left = left_operands(panel, n);
       // add to dV, dK
       if (args_.wants_dv)
         add_to_keys(
-            probabilities_, kScoresRow, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows,
+            left.weights, kScoresRow, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows,
             keys,
-            panel_all || finite(douts_are_finite_, douts_, shape_.v_head_dim, kBackwardRows, n),
-            panel_all ? nullptr : seen);
+            seen == nullptr || finite(douts_are_finite_, douts_, shape_.v_head_dim, kRowWords, n),
+            seen);
       if (args_.wants_dk)
         add_to_keys(
-            gradients, gradients_row_, queries_, shape_.head_dim, dk_, padded_head_dim(), rows,
-            keys,
-            panel_all || finite(queries_are_finite_, queries_, shape_.head_dim, kBackwardRows, n),
-            panel_all ? nullptr : seen);
+            left.gradients, left.row, queries_, shape_.head_dim, dk_, padded_head_dim(), rows, keys,
+            seen == nullptr || finite(queries_are_finite_, queries_, shape_.head_dim, kRowWords, n),
+            seen);
     }
     if (args_.wants_dq) add_to_queries(t, rows, all);
+  }
+
+  /// Where dP of a panel is computed and becomes dS: f32 [rows, kPanel].
+  struct Panel {
+    float* gradients;
+    std::int64_t row;
+    float* words;  ///< where dS stands for dQ [rows, gradients_row_]
+  };
+  Panel panel_of(std::int64_t p) const {
+    float* words = gradients_ + p * kPanel / kPack;
+    if constexpr (kPack > 1) return {products_, kScoresRow, words};
+    return {words, gradients_row_, words};
+  }
+  /// What stands on the left of dV and dK: words down the columns.
+  struct Operands {
+    const float *weights, *gradients;
+    std::int64_t row;
+  };
+  Operands left_operands(const Panel& panel, std::int64_t n) const {
+#if defined(__AVX512BF16__)
+    pair_rows(probabilities_, n, kScoresRow, probabilities_);
+    pair_columns(panel.gradients, n, panel.row, panel.words, gradients_row_);
+    pair_rows(panel.gradients, n, panel.row, panel.gradients);
+#else
+    static_cast<void>(n);
+#endif
+    return {probabilities_, panel.gradients, panel.row};
+  }
+  /// Nothing of a panel is visible, but dQ goes over all keys that the band shows.
+  void skip_panel(std::int64_t p, std::int64_t rows) {
+    for (std::int64_t i = 0; i < rows; ++i) {
+      clear(panel_of(p).words + i * gradients_row_, kPanel / kPack);
+      seen_[p][i] = 0;
+    }
   }
 
   Span panel_keys(std::int64_t p) const {
@@ -266,7 +306,7 @@ class BackwardTask {
   static bool finite(Answer& answer, const float* packed, std::int64_t width, std::int64_t capacity,
                      std::int64_t rows) {
     if (answer == Answer::unknown)
-      answer = columns_are_finite(packed, width, capacity, {0, rows}) ? Answer::yes : Answer::no;
+      answer = columns_are_finite(packed, width, capacity, rows) ? Answer::yes : Answer::no;
     return answer == Answer::yes;
   }
 
@@ -303,13 +343,14 @@ class BackwardTask {
   /// From S and dP to P o drop and dS (o softcap', if `capped`), in place: the stage that knows
   /// what is visible. The scaled score is rounded before lse is taken off, as it was for lse: where
   /// one key has all the weight, P is 1.
-  void differentiate(Span rows, Span keys, const std::uint64_t* seen, float* gradients,
+  void differentiate(Span rows, Span keys, const std::uint64_t* seen, const Panel& panel,
                      bool capped) {
     const bool bent = scores_.bent(), drop = drops();
     const std::uint64_t every = first_bits(keys.end - keys.begin);
     std::uint64_t kept[kBackwardRows];
     if (drop) keep_.along(rows.begin, rows_of(rows), keys.begin, kept);
     alignas(64) float cap_slopes[kPanel];
+    const bool inexact = drop || kPack > 1;  // delta and dP are not the same sums
     const bool bends_back = capped && scores_.capped();
     const Vec to_base2 = splat(static_cast<float>(kLog2e));
     const Vec scale = splat(bent ? 1 : scale_);
@@ -317,7 +358,7 @@ class BackwardTask {
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
       const std::int64_t at = i - rows.begin;
       float* s = probabilities_ + at * kScoresRow;
-      float* g = gradients + at * gradients_row_;
+      float* g = panel.gradients + at * panel.row;
       const float lse = *lse_.at(at);
       if (bent)
         scores_.bend_along(i, keys.begin, bias_ + at * kPanel, s, cap_slopes);
@@ -326,7 +367,7 @@ class BackwardTask {
       const std::uint64_t sees = lse == -kInfinity ? 0 : seen == nullptr ? every : seen[at];
       const Vec log_sum = splat(lse), delta = splat(delta_[at]);
       const float dlse = dlse_.data == nullptr ? 0 : *dlse_.at(at);
-      if (sees == ~std::uint64_t{0} && !drop && !bends_back) {
+      if (sees == ~std::uint64_t{0} && !inexact && !bends_back) {
 #pragma GCC unroll 4
         for (int x = 0; x < kPanel; x += kLanes) {
           const Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
@@ -345,8 +386,8 @@ class BackwardTask {
           dp = select(stays, dp * keep_scale, zero());
         }
         Vec d = p * (dp - delta);
-        // delta is drop o dP of the only key, but for out's rounding.
-        if (drop) {
+        // delta is drop o dP of the only key, but for rounding.
+        if (inexact) {
           const Mask alone = both(equal(p, splat(1)), less(absolute(dp - delta), splat(kInfinity)));
           d = select(alone, splat(dlse), d);
         }
@@ -379,7 +420,7 @@ class BackwardTask {
       t.c_row = dx_row;
       if (!z_is_finite) {
         t.a = y;
-        t.b = z + d * kBackwardRows;
+        t.b = z + d * kRowWords;
         t.c = dx + (keys.begin - keys_span_.begin) * dx_row + d;
         t.depth = rows_of(rows);
         add_visible(t, rows_of(keys), vecs,
@@ -391,10 +432,11 @@ class BackwardTask {
         Span seeing = rows;
         if (seen != nullptr) seeing = meet(band_.rows_of_some({j, j + height}), rows);
         if (seeing.empty()) continue;
-        t.a = y + (seeing.begin - rows.begin) * y_row + (j - keys.begin);
-        t.b = z + d * kBackwardRows + (seeing.begin - rows.begin) * kTileCols;
+        seeing = whole_words(seeing, rows);
+        t.a = y + (seeing.begin - rows.begin) / kPack * y_row + (j - keys.begin);
+        t.b = z + d * kRowWords + (seeing.begin - rows.begin) / kPack * kTileCols;
         t.c = dx + (j - keys_span_.begin) * dx_row + d;
-        t.depth = seeing.end - seeing.begin;
+        t.depth = words(seeing.end - seeing.begin);
         tile_function<Into::kAdd>(static_cast<int>(height), vecs)(t);
       }
     }
@@ -428,10 +470,11 @@ class BackwardTask {
           if (first) clear_rows(to, dq_step, height, width);
           continue;
         }
+        seen = whole_words(seen, keys_span_);
         const std::int64_t first_key = seen.begin - keys_span_.begin;
-        t.a = gradients_ + (i - rows.begin) * gradients_row_ + first_key;
-        t.b = keys_ + d * args_.key_tile + first_key * kTileCols;
-        t.depth = seen.end - seen.begin;
+        t.a = gradients_ + (i - rows.begin) * gradients_row_ + first_key / kPack;
+        t.b = keys_ + (d * args_.key_tile + first_key * kTileCols) / kPack;
+        t.depth = words(seen.end - seen.begin);
         if (width == vecs * kLanes && !by_element) {
           t.c = to;
           t.c_row = dq_step;
@@ -443,6 +486,7 @@ class BackwardTask {
         t.c = sums;
         t.c_row = kTileCols;
         if (by_element) {
+          t.depth = seen.end - seen.begin;
           const std::int64_t row = i - rows.begin;
           add_visible(t, height, vecs, [&](std::int64_t r, std::int64_t k) {
             const std::int64_t j = first_key + k;
@@ -507,15 +551,15 @@ class BackwardTask {
       const Cover cover = see(rows, keys, seen);
       if (cover == Cover::none) continue;
       const bool all = cover == Cover::all;
-      products(tile.q, keys_across_, shape_.head_dim, rows, keys, all, probabilities_, kScoresRow,
+      const Panel panel = panel_of(0);
+      products(tile.q, keys_across_, depth_, rows, keys, all, probabilities_, kScoresRow, nullptr);
+      products(tile.dout, values_across_, v_depth_, rows, keys, all, panel.gradients, panel.row,
                nullptr);
-      products(tile.dout, values_across_, shape_.v_head_dim, rows, keys, all, gradients_,
-               gradients_row_, nullptr);
-      differentiate(rows, keys, all ? nullptr : seen, gradients_, false);
+      differentiate(rows, keys, all ? nullptr : seen, panel, false);
       for (std::int64_t i = 0; i < rows_of(rows); ++i)
         for (std::int64_t j = 0; j < rows_of(keys); ++j)
           dmask_[(one_row ? 0 : i) * args_.key_tile + (one_key ? 0 : p * kPanel + j)] +=
-              static_cast<double>(gradients_[i * gradients_row_ + j]);
+              static_cast<double>(panel.gradients[i * panel.row + j]);
     }
   }
 
@@ -538,12 +582,13 @@ class BackwardTask {
   const BackwardArgs& args_;
   const Shape& shape_;
   const float scale_;
+  const std::int64_t depth_, v_depth_;  ///< head_dim, v_head_dim in words
   const std::int64_t gradients_row_;  ///< keeps the rows of dS out of the same sets of the L1 cache
   float *const keys_across_, *const values_across_, *const keys_;
   float *const queries_, *const douts_, *const queries_rows_, *const douts_rows_;
   float *const staged_, *const bias_;
   double* const dmask_;  ///< [rows, key tile]
-  float *const dk_, *const dv_, *const probabilities_, *const gradients_;
+  float *const dk_, *const dv_, *const probabilities_, *const gradients_, *const products_;
 
   // The task.
   float* dk_weights_ = nullptr;  ///< [segments, head_dim]

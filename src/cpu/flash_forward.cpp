@@ -37,6 +37,8 @@ constexpr float kSlack = 8;
 constexpr float kTooHeavy = 65536;
 /// References below this have not been set.
 constexpr float kUnset = -1e38f;
+/// Words that the keys of a tile make in a column of V.
+constexpr std::int64_t kValueRows = kForwardKeys / kPack;
 /// Vectors handled side by side in the softmax.
 constexpr int kAbreast = 4;
 
@@ -63,6 +65,7 @@ class ForwardTask {
   ForwardTask(const ForwardArgs& args, float* scratch)
       : args_(args),
         shape_(args.shape),
+        depth_(words(args.shape.head_dim)),
         padded_(round_up(args.shape.v_head_dim, kLanes)),
         queries_(scratch + args.layout.queries),
         sums_(scratch + args.layout.sums),
@@ -75,7 +78,9 @@ class ForwardTask {
         weights_(scratch + args.layout.weights),
         rescale_(scratch + args.layout.rescale) {
     const ScoreArgs& scores = args.scores;
-    if (scores.softcap == 0 && !scores.mask.additive && scores.slopes.data == nullptr) {
+    bent_ = scores.softcap > 0 || scores.mask.additive || scores.slopes.data != nullptr ||
+            (kPack > 1 && !(args.scale > 0));
+    if (!bent_) {
       // Scores are kept as +-Q K^T and multiplied by the scale's size on the way to the exponent.
       sign_ = args.scale > 0 ? 1.0f : args.scale < 0 ? -1.0f : 0.0f;
       const auto scale = static_cast<float>(args.scale);  // backward's as well
@@ -131,11 +136,11 @@ class ForwardTask {
     const std::int64_t padded_rows = panels_ * kPanel;
     for (std::int64_t p = 0; p < panels_; ++p) {
       const Span rows = panel_rows(p);
-      pack_across(stage(args_.q, rows_place_, rows, staged_), rows.end - rows.begin,
-                  shape_.head_dim, queries_ + p * kPanel * shape_.head_dim, kPanel);
+      pack_across(stage_words(args_.q, rows_place_, rows, staged_), rows.end - rows.begin, depth_,
+                  queries_ + p * kPanel * depth_, kPanel);
     }
     if (sign_ != 1)
-      for (std::int64_t n = 0; n < padded_rows * shape_.head_dim; n += kLanes)
+      for (std::int64_t n = 0; n < padded_rows * depth_; n += kLanes)
         store(queries_ + n, load(queries_ + n) * splat(sign_));
     for (std::int64_t n = 0; n < padded_rows; ++n) {
       maxima_[n] = n < rows_.end - rows_.begin ? -kInfinity : 0.0f;
@@ -147,10 +152,10 @@ class ForwardTask {
 
   void key_tile(Span tile, bool last) {
     const std::int64_t n = tile.end - tile.begin;
-    pack_columns(stage(args_.v, keys_place_, tile, staged_), n, shape_.v_head_dim, values_,
-                 kForwardKeys);
+    pack_columns(stage_words(args_.v, keys_place_, tile, staged_), n, shape_.v_head_dim, values_,
+                 kValueRows);
     values_are_finite_ = Answer::unknown;
-    tile_keys_ = stage(args_.k, keys_place_, tile, key_rows_);
+    tile_keys_ = stage_words(args_.k, keys_place_, tile, key_rows_);
 
     std::int64_t panels = 0;
     for (std::int64_t p = 0; p < panels_; ++p)
@@ -161,8 +166,9 @@ class ForwardTask {
     std::uint64_t seen[kForwardKeys];
     for (std::int64_t p = 0; p < panels_; ++p) {
       const Span rows = panel_rows(p);
-      const Span keys = meet(sc_->band().keys_of_some(rows), tile);
+      Span keys = meet(sc_->band().keys_of_some(rows), tile);
       if (keys.empty()) continue;
+      keys = whole_words(keys, tile);
       const Cover cover = sc_->see_across(rows, keys, bias_, seen);
       if (cover == Cover::none) continue;
       const std::uint64_t* hidden = cover == Cover::all ? nullptr : seen;
@@ -172,16 +178,23 @@ class ForwardTask {
         weigh(p, keys.end - keys.begin, true);
       }
       if (args_.scores.dropout.threshold > 0) drop(rows, keys);
+#if defined(__AVX512BF16__)
+      pair_rows(scores_, keys.end - keys.begin, kScoresRow, scores_);
+#endif
       accumulate(p, rows, keys, tile, hidden, prefetch);
     }
+  }
+
+  /// Widened to begin with a whole word.
+  static Span whole_words(Span keys, Span tile) {
+    return {tile.begin + (keys.begin - tile.begin) / kPack * kPack, keys.end};
   }
 
   // S^T for the panel's queries; -inf where not visible.
   void compute_scores(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
                       Prefetch& prefetch) {
-    const std::int64_t depth = shape_.head_dim;
     for (std::int64_t c = 0; c < kPanel; c += kTileCols) {
-      const float* queries = queries_ + (p * kPanel + c) * depth;
+      const float* queries = queries_ + (p * kPanel + c) * depth_;
       for (std::int64_t j = keys.begin; j < keys.end; j += kTileRows) {
         const std::int64_t height = lesser(kTileRows, keys.end - j);
         prefetch.step();
@@ -201,11 +214,11 @@ class ForwardTask {
         t.b_row = kTileCols;
         t.c = scores_ + (j - keys.begin) * kScoresRow + c + lanes.begin;
         t.c_row = kScoresRow;
-        t.depth = depth;
+        t.depth = depth_;
         dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
       }
     }
-    if (sc_->bent()) sc_->bend_across(rows, keys, bias_, scores_);
+    if (bent_) sc_->bend_across(rows, keys, bias_, scores_);
     if (seen != nullptr) keep_lanes(keys.end - keys.begin, seen, -kInfinity);
   }
 
@@ -328,12 +341,15 @@ class ForwardTask {
   // O = rescale O + P V.
   void accumulate(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
                   Prefetch& prefetch) {
-    if (seen != nullptr && values_are_finite_ == Answer::unknown)
+    // The last word may hold a value that nobody sees.
+    const bool shares_word = keys.end < tile.end && (keys.end - tile.begin) % kPack != 0;
+    const bool partial = seen != nullptr || shares_word;
+    if (partial && values_are_finite_ == Answer::unknown)
       values_are_finite_ =
-          columns_are_finite(values_, shape_.v_head_dim, kForwardKeys, {0, tile.end - tile.begin})
+          columns_are_finite(values_, shape_.v_head_dim, kValueRows, tile.end - tile.begin)
               ? Answer::yes
               : Answer::no;
-    const bool by_element = seen != nullptr && values_are_finite_ == Answer::no;
+    const bool by_element = partial && values_are_finite_ == Answer::no;
     for (std::int64_t d = 0; d < padded_; d += kTileCols) {
       const int vecs = static_cast<int>(lesser(kTileCols, padded_ - d) / kLanes);
       TileArgs t{};
@@ -344,11 +360,12 @@ class ForwardTask {
       if (by_element) {
         rescale_rows(rows, d, vecs);
         t.a = scores_;
-        t.b = values_ + d * kForwardKeys + (keys.begin - tile.begin) * kTileCols;
+        t.b = values_ + d * kValueRows + (keys.begin - tile.begin) / kPack * kTileCols;
         t.c = sums_ + p * kPanel * padded_ + d;
         t.depth = keys.end - keys.begin;
-        add_visible(t, rows.end - rows.begin, vecs,
-                    [&](std::int64_t i, std::int64_t j) { return (seen[j] >> i & 1) != 0; });
+        add_visible(t, rows.end - rows.begin, vecs, [&](std::int64_t i, std::int64_t j) {
+          return seen == nullptr || (seen[j] >> i & 1) != 0;
+        });
         continue;
       }
       for (std::int64_t i = rows.begin; i < rows.end; i += kTileRows) {
@@ -360,10 +377,11 @@ class ForwardTask {
           rescale_rows({i, i + height}, d, vecs);
           continue;
         }
-        t.a = scores_ + (some.begin - keys.begin) * kScoresRow + (i - rows.begin);
-        t.b = values_ + d * kForwardKeys + (some.begin - tile.begin) * kTileCols;
+        some = whole_words(some, keys);
+        t.a = scores_ + (some.begin - keys.begin) / kPack * kScoresRow + (i - rows.begin);
+        t.b = values_ + d * kValueRows + (some.begin - tile.begin) / kPack * kTileCols;
         t.c = sums_ + (i - rows_.begin) * padded_ + d;
-        t.depth = some.end - some.begin;
+        t.depth = words(some.end - some.begin);
         t.rescale = rescale_ + p * kPanel + (i - rows.begin);
         tile_function<Into::kRescaleAdd>(static_cast<int>(height), vecs)(t);
       }
@@ -447,10 +465,12 @@ class ForwardTask {
 
   const ForwardArgs& args_;
   const Shape& shape_;
+  const std::int64_t depth_;   ///< head_dim in words
   const std::int64_t padded_;  ///< v_head_dim in whole vectors
   float *const queries_, *const sums_, *const scores_, *const bias_, *const values_;
   float *const key_rows_, *const staged_;
   float *const maxima_, *const weights_, *const rescale_;
+  bool bent_ = false;  ///< scores are more than a positive multiple of q.k
   float sign_ = 1;
   double size_ = 1;
   float to_base2_ = 1;

@@ -110,6 +110,7 @@ BackwardScratch backward_layout(const Problem& p, std::int64_t keys) {
   s.dv = layout.take(keys * v_width);
   s.probabilities = layout.take(kBackwardRows * kScoresRow);
   s.gradients = layout.take(kBackwardRows * (keys + kBackwardGap));
+  s.products = layout.take(p.compute == DType::bf16 ? kBackwardRows * kScoresRow : 0);
   s.floats = layout.floats();
   return s;
 }
@@ -252,7 +253,18 @@ constexpr FlashWorkers kAvx2 = {flash_forward_avx2, flash_backward_prepare_avx2,
 constexpr FlashWorkers kAvx512 = {flash_forward_avx512, flash_backward_prepare_avx512,
                                   flash_backward_avx512, flash_backward_store_dq_avx512,
                                   flash_backward_dmask_avx512};
+constexpr FlashWorkers kAvx512Bf16 = {flash_forward_avx512bf16, flash_backward_prepare_avx512bf16,
+                                      flash_backward_avx512bf16, flash_backward_store_dq_avx512bf16,
+                                      flash_backward_dmask_avx512bf16};
 #endif
+
+template <Isa kIsa>
+Refusal supports(const Problem& problem) {
+  if (kIsa == Isa::avx512bf16 && problem.compute != DType::bf16)
+    return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(problem.compute),
+                            0, "bf16");
+  return supports_flash(problem);
+}
 
 template <const FlashWorkers& kWorkers>
 Status forward(const Problem& problem, const Launch& launch) {
@@ -266,12 +278,12 @@ Status backward(const Problem& problem, const Launch& launch) {
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel forward_kernel(const char* id) {
   return {id,    "cpu",           "flash",        Direction::forward, DeviceType::cpu,
-          false, available<kIsa>, supports_flash, forward_workspace,  forward<kWorkers>};
+          false, available<kIsa>, supports<kIsa>, forward_workspace,  forward<kWorkers>};
 }
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel backward_kernel(const char* id) {
   return {id,    "cpu",           "flash",        Direction::backward, DeviceType::cpu,
-          false, available<kIsa>, supports_flash, backward_workspace,  backward<kWorkers>};
+          false, available<kIsa>, supports<kIsa>, backward_workspace,  backward<kWorkers>};
 }
 
 }  // namespace
@@ -286,7 +298,8 @@ const Kernel cpu_portable_backward =
     cpu::backward_kernel<cpu::Isa::portable, cpu::kBaseline>("cpu.portable.backward");
 
 #if defined(__x86_64__)
-extern const Kernel cpu_avx2_forward, cpu_avx2_backward, cpu_avx512_forward, cpu_avx512_backward;
+extern const Kernel cpu_avx2_forward, cpu_avx2_backward, cpu_avx512_forward, cpu_avx512_backward,
+    cpu_avx512bf16_forward, cpu_avx512bf16_backward;
 const Kernel cpu_avx2_forward = cpu::forward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.forward");
 const Kernel cpu_avx2_backward =
     cpu::backward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.backward");
@@ -294,6 +307,10 @@ const Kernel cpu_avx512_forward =
     cpu::forward_kernel<cpu::Isa::avx512, cpu::kAvx512>("cpu.avx512.forward");
 const Kernel cpu_avx512_backward =
     cpu::backward_kernel<cpu::Isa::avx512, cpu::kAvx512>("cpu.avx512.backward");
+const Kernel cpu_avx512bf16_forward =
+    cpu::forward_kernel<cpu::Isa::avx512bf16, cpu::kAvx512Bf16>("cpu.avx512bf16.forward");
+const Kernel cpu_avx512bf16_backward =
+    cpu::backward_kernel<cpu::Isa::avx512bf16, cpu::kAvx512Bf16>("cpu.avx512bf16.backward");
 #endif
 
 }  // namespace fovea

@@ -8,24 +8,30 @@ namespace fovea::cpu {
 namespace {
 
 #if defined(__x86_64__)
-bool has_avx2() { return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma"); }
+bool has_avx2() {
+  return __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma") &&
+         __builtin_cpu_supports("f16c");
+}
 bool has_avx512() {
   return __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl") && has_avx2();
 }
+bool has_avx512bf16() { return __builtin_cpu_supports("avx512bf16") && has_avx512(); }
 #else
 bool has_avx2() { return false; }
 bool has_avx512() { return false; }
+bool has_avx512bf16() { return false; }
 #endif
 
 struct Limit {
-  Isa isa = Isa::avx512;
+  Isa isa = Isa::avx512bf16;
   bool understood = true;
 };
 
 Limit read_limit() {
   const char* value = std::getenv("FOVEA_CPU_ISA");
-  if (value == nullptr || *value == '\0' || std::strcmp(value, "avx512") == 0) return {};
+  if (value == nullptr || *value == '\0' || std::strcmp(value, "avx512bf16") == 0) return {};
+  if (std::strcmp(value, "avx512") == 0) return {Isa::avx512};
   if (std::strcmp(value, "avx2") == 0) return {Isa::avx2};
   if (std::strcmp(value, "portable") == 0) return {Isa::portable};
   return {Isa::portable, false};
@@ -41,15 +47,17 @@ const Limit& limit() {
 Refusal isa_available(Isa isa) {
   if (isa == Isa::portable) return Refusal::accept();
   if (isa > limit().isa) {
-    return Refusal::because(RefusalCode::limited_by_env,
-                            limit().understood
-                                ? "FOVEA_CPU_ISA"
-                                : "FOVEA_CPU_ISA, which is none of portable, avx2, avx512");
+    return Refusal::because(
+        RefusalCode::limited_by_env,
+        limit().understood ? "FOVEA_CPU_ISA"
+                           : "FOVEA_CPU_ISA, which is none of portable, avx2, avx512, avx512bf16");
   }
   if (isa == Isa::avx2 && !has_avx2())
-    return Refusal::because(RefusalCode::instruction_set, "AVX2 with FMA");
+    return Refusal::because(RefusalCode::instruction_set, "AVX2 with FMA and F16C");
   if (isa == Isa::avx512 && !has_avx512())
     return Refusal::because(RefusalCode::instruction_set, "AVX-512 (F, BW, DQ, VL)");
+  if (isa == Isa::avx512bf16 && !has_avx512bf16())
+    return Refusal::because(RefusalCode::instruction_set, "AVX512-BF16");
   return Refusal::accept();
 }
 

@@ -1,4 +1,5 @@
-// Instruction sets of this CPU, as far as FOVEA_CPU_ISA (portable, avx2, avx512) allows them.
+// Instruction sets of this CPU, as far as FOVEA_CPU_ISA (portable, avx2, avx512, avx512bf16) allows
+// them.
 #pragma once
 
 #include <string>
@@ -7,7 +8,7 @@
 
 namespace fovea::cpu {
 
-enum class Isa { portable, avx2, avx512 };
+enum class Isa { portable, avx2, avx512, avx512bf16 };
 
 /// Whether kernels compiled for `isa` may run here. FOVEA_CPU_ISA is read once.
 Refusal isa_available(Isa isa);
@@ -15,7 +16,7 @@ Refusal isa_available(Isa isa);
 /// The availability of kernels that need no instruction set of their own.
 inline Refusal runs_on_every_cpu(const Device&) { return Refusal::accept(); }
 
-/// The best instruction set that is available.
+/// The best instruction set for f32 that is available.
 Isa best_isa();
 
 /// The CPU's model name, and the instruction sets it has that matter here.

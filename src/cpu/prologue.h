@@ -129,6 +129,34 @@ inline Rows stage(const Source& x, const Place& place, Span rows, float* to) {
   return {to, x.width, 1};
 }
 
+/// The same as words, for the products: [rows, words(width)].
+#if defined(__AVX512BF16__)
+inline Rows stage_words(const Source& x, const Place& place, Span rows, float* to) {
+  const bool changed = x.prologue.norm || x.prologue.rotate;
+  float* at = to;
+  for (std::int64_t row = rows.begin; row < rows.end;) {
+    const Run<const char*> run = source_run(x, place, row, rows.end - row);
+    if (!changed && run.element == Element::bf16 && run.column == 1 && x.width % 2 == 0 &&
+        run.row % 2 == 0 && reinterpret_cast<std::uintptr_t>(run.data) % sizeof(float) == 0 &&
+        run.count == rows.end - rows.begin)
+      return {reinterpret_cast<const float*>(run.data), run.row / 2, 1};
+    for (std::int64_t n = 0; n < run.count; ++n, ++row, at += words(x.width)) {
+      alignas(64) float values[kMaxWidth + 1];
+      widen_row(run.element, run.data + n * run.row * size_of(run.element), run.column, x.width,
+                values);
+      if (changed) apply_prologue(x.prologue, run.segment, place.batch, row, x.width, values);
+      values[x.width] = 0;
+      narrow_row(values, 2 * words(x.width), Element::bf16, at, 1);
+    }
+  }
+  return {to, words(x.width), 1};
+}
+#else
+inline Rows stage_words(const Source& x, const Place& place, Span rows, float* to) {
+  return stage(x, place, rows, to);
+}
+#endif
+
 /// Rows from `row` on of an operand whose in_place is true.
 FOVEA_INLINE Rows rows_in_place(const Source& x, const Place& place, std::int64_t row) {
   const Run<const char*> run = run_at(x.segments, place, row, 1);

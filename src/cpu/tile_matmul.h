@@ -17,6 +17,28 @@ namespace {
 constexpr int kTileRows = 6;
 constexpr int kTileCols = kTileVecs * kLanes;
 
+// A and B consist of words: a float each, or, with AVX512-BF16, two neighbours in bf16 along the
+// depth of the sum. Depths and steps count words; a depth of odd length ends in a 0.
+#if defined(__AVX512BF16__)
+constexpr int kPack = 2;
+#else
+constexpr int kPack = 1;
+#endif
+FOVEA_INLINE std::int64_t words(std::int64_t elements) { return (elements + kPack - 1) / kPack; }
+
+/// sums + the product, or the two products, of words.
+FOVEA_INLINE Vec multiply_add(Vec a, Vec b, Vec sums) {
+#if defined(__AVX512BF16__)
+  return _mm512_dpbf16_ps(sums, reinterpret_cast<__m512bh>(a), reinterpret_cast<__m512bh>(b));
+#else
+  return fma(a, b, sums);
+#endif
+}
+FOVEA_INLINE Vec multiply(Vec a, Vec b) {
+  if constexpr (kPack == 1) return a * b;
+  return multiply_add(a, b, zero());
+}
+
 /// What becomes of C once its products are summed.
 enum class Into {
   kStore,        ///< C = AB
@@ -56,7 +78,7 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
   for (int r = 0; r < kRows; ++r) {
     const Vec element = splat(a[r * a_row]);
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v) sums[r][v] = element * row[v];
+    for (int v = 0; v < kVecs; ++v) sums[r][v] = multiply(element, row[v]);
   }
   for (std::int64_t k = args.depth - 1; k > 0; --k) {
     a += a_step;
@@ -67,7 +89,7 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
     for (int r = 0; r < kRows; ++r) {
       const Vec element = splat(a[r * a_row]);
 #pragma GCC unroll 8
-      for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(element, row[v], sums[r][v]);
+      for (int v = 0; v < kVecs; ++v) sums[r][v] = multiply_add(element, row[v], sums[r][v]);
     }
   }
   if constexpr (kInto == Into::kRescaleAdd) {
@@ -115,9 +137,10 @@ FOVEA_INLINE TileFunction tile_function(int rows, int vecs) {
 /// the speed.
 constexpr std::int64_t kPieceOfDot = 16;
 
-/// C = AB with each sum cut into pieces.
+/// C = AB with each sum cut into pieces, where operands are not coarser than that.
 FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
   const std::int64_t depth = args.depth;
+  if constexpr (kPack > 1) return tile_function<Into::kStore>(rows, vecs)(args);
   for (std::int64_t done = 0; done < depth; done += kPieceOfDot) {
     args.depth = depth - done < kPieceOfDot ? depth - done : kPieceOfDot;
     (done == 0 ? tile_function<Into::kStore>(rows, vecs)
@@ -127,17 +150,32 @@ FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
   }
 }
 
-/// C += factor AB over the products that visible(r, k) shows. Where B holds NaN or infinity, a
-/// weight of 0 would not silence it.
+/// Half n % kPack of words, as f32.
+FOVEA_INLINE Vec half_of(Vec x, std::int64_t n) {
+#if defined(__AVX512BF16__)
+  const __m512i bits = _mm512_castps_si512(x);
+  return _mm512_castsi512_ps(
+      n % 2 == 0 ? _mm512_maskz_slli_epi32(kEvery, bits, 16)
+                 : _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+#else
+  static_cast<void>(n);
+  return x;
+#endif
+}
+
+/// C += factor AB over the products that visible(r, k) shows; here depth counts elements. Where B
+/// holds NaN or infinity, a weight of 0 would not silence it.
 template <class Visible>
 void add_visible(const TileArgs& t, std::int64_t rows, int vecs, Visible visible) {
   for (std::int64_t r = 0; r < rows; ++r)
     for (std::int64_t k = 0; k < t.depth; ++k) {
       if (!visible(r, k)) continue;
-      const Vec element = splat(t.a[r * t.a_row + k * t.a_step] * t.factor);
+      const Vec weight = half_of(splat(t.a[r * t.a_row + k / kPack * t.a_step]), k);
+      const Vec element = weight * splat(t.factor);
       for (int v = 0; v < vecs; ++v) {
         float* to = t.c + r * t.c_row + v * kLanes;
-        store(to, fma(element, load(t.b + k * t.b_row + v * kLanes), load(to)));
+        const Vec row = half_of(load(t.b + k / kPack * t.b_row + v * kLanes), k);
+        store(to, fma(element, row, load(to)));
       }
     }
 }

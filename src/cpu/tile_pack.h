@@ -1,8 +1,8 @@
 // Loads rows of tensors into the packed layouts that register tiles read, and the band's
 // arithmetic. The one place where elements of inputs are read for the matrix products.
 //
-// Columns: [width / kTileCols, rows, kTileCols], the tail of the last panel of columns zero.
-// Across:  [rows / kTileCols, width, kTileCols]: transposed, rows beyond the last zero.
+// Columns: [width / kTileCols, words(rows), kTileCols], the tail of the last panel of columns zero.
+// Across:  [rows / kTileCols, words(width), kTileCols]: transposed, rows beyond the last zero.
 #pragma once
 
 #include "cpu/flash_args.h"
@@ -66,6 +66,60 @@ struct Band {
   }
 };
 
+#if defined(__AVX512BF16__)
+
+/// Rows of words to columns of pairs of rows; `width` counts elements, `capacity` words.
+inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float* to,
+                         std::int64_t capacity) {
+  const __m512i low_half =
+      _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
+                       37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
+  const __m512i high_half = _mm512_add_epi16(low_half, _mm512_set1_epi16(16));
+  for (std::int64_t c = 0; c < width; c += 32)
+    for (std::int64_t r = 0; r < rows; r += 2) {
+      const std::int64_t here = lesser(32, width - c);
+      const auto some = static_cast<__mmask32>(here == 32 ? ~0u : (1u << here) - 1u);
+      const __m512i even = _mm512_maskz_loadu_epi16(some, from.at(r) + c / 2);
+      const __m512i odd = _mm512_maskz_loadu_epi16(r + 1 < rows ? some : 0,
+                                                   from.at(lesser(r + 1, rows - 1)) + c / 2);
+      float* panel = to + c / kTileCols * kTileCols * capacity + r / 2 * kTileCols + c % kTileCols;
+      _mm512_storeu_si512(panel, _mm512_permutex2var_epi16(even, low_half, odd));
+      _mm512_storeu_si512(panel + 16, _mm512_permutex2var_epi16(even, high_half, odd));
+    }
+  // The rest of the last panel.
+  for (std::int64_t c = round_up(width, 32); c < round_up(width, kTileCols); c += kLanes)
+    for (std::int64_t r = 0; r < words(rows); ++r)
+      store(to + c / kTileCols * kTileCols * capacity + r * kTileCols + c % kTileCols, zero());
+}
+
+/// f32 [rows, kPanel] to pairs of rows [words(rows), kPanel], `row` apart as well; to may be x.
+inline void pair_rows(float* x, std::int64_t rows, std::int64_t row, float* to) {
+  const __m512i in_turn =
+      _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
+                       21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  for (std::int64_t r = 0; r < rows; r += 2)
+    for (std::int64_t c = 0; c < 64; c += kLanes) {
+      const Vec even = load(x + r * row + c);
+      const Vec odd = r + 1 < rows ? load(x + (r + 1) * row + c) : zero();
+      const auto both_rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
+      _mm512_storeu_si512(to + r / 2 * row + c, _mm512_permutexvar_epi16(in_turn, both_rows));
+    }
+}
+
+/// f32 [rows, kPanel] to pairs along the row [rows, kPanel / 2].
+inline void pair_columns(const float* x, std::int64_t rows, std::int64_t row, float* to,
+                         std::int64_t to_row) {
+  for (std::int64_t r = 0; r < rows; ++r)
+    for (std::int64_t c = 0; c < 64; c += 2 * kLanes) {
+      const float* at = x + r * row + c;
+      const auto pairs =
+          reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(load(at + kLanes), load(at)));
+      _mm512_storeu_si512(to + r * to_row + c / 2, pairs);
+    }
+}
+
+#else
+
 /// `rows` x `width` elements into columns of `capacity` rows each.
 inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float* to,
                          std::int64_t capacity) {
@@ -90,7 +144,9 @@ inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float
   }
 }
 
-/// `rows` x `width` elements, transposed, for panels of kTileCols rows up to `padded_rows`.
+#endif
+
+/// `rows` x `width` words, transposed, for panels of kTileCols rows up to `padded_rows`.
 inline void pack_across(Rows from, std::int64_t rows, std::int64_t width, float* to,
                         std::int64_t padded_rows) {
   for (std::int64_t r = 0; r < padded_rows; r += kLanes) {
@@ -105,26 +161,22 @@ inline void pack_across(Rows from, std::int64_t rows, std::int64_t width, float*
   }
 }
 
-/// `rows` x `width` elements, row by row; `from` itself where its columns adjoin.
-inline Rows pack_rows(Rows from, std::int64_t rows, std::int64_t width, float* to) {
-  if (from.column == 1 || width == 1) return {from.data, from.row, 1};
-  for (std::int64_t r = 0; r < rows; ++r)
-    for (std::int64_t c = 0; c < width; ++c) to[r * width + c] = from.at(r)[c * from.column];
-  return {to, width, 1};
-}
-
 /// What is found out when it is first asked for.
 enum class Answer { unknown, yes, no };
 
-/// Whether rows [begin, end) of columns packed with `capacity` rows are free of NaN and infinity.
+/// Whether the first rows of columns packed with `capacity` words are free of NaN and infinity.
 inline bool columns_are_finite(const float* packed, std::int64_t width, std::int64_t capacity,
-                               Span rows) {
-  Vec poison = zero();
+                               std::int64_t rows) {
+  bool finite = true;
   for (std::int64_t c = 0; c < width; c += kTileCols)
-    for (std::int64_t r = rows.begin; r < rows.end; ++r)
-      for (std::int64_t x = 0; x < kTileCols; x += kLanes)
-        poison = fma(load(packed + c * capacity + r * kTileCols + x), zero(), poison);
-  return sum(poison) == 0;
+    for (std::int64_t r = 0; r < words(rows); ++r)
+      for (std::int64_t x = 0; x < kTileCols; x += kLanes) {
+        const Vec at = load(packed + c * capacity + r * kTileCols + x);
+        for (int half = 0; half < kPack; ++half)
+          finite =
+              finite && bits_of(equal(half_of(at, half) * zero(), zero())) == (1u << kLanes) - 1u;
+      }
+  return finite;
 }
 
 /// Asks for rows that are needed later, line by line, spread over the work that comes before.

@@ -60,8 +60,7 @@ class Multiplier {
     else
       pack_across({b, x.b_column, x.b_row}, width, terms, packed_, round_up(width, kTileCols));
     // A weight of 0 does not silence a value that is not finite: then go row by row.
-    const bool finite =
-        x.terms == Terms::all || columns_are_finite(packed_, width, terms, {0, terms});
+    const bool finite = x.terms == Terms::all || columns_are_finite(packed_, width, terms, terms);
     const std::int64_t step = finite ? kTileRows : 1;
     for (std::int64_t r = 0; r < x.rows; r += step) {
       const std::int64_t height = lesser(step, x.rows - r);
