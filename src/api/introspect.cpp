@@ -14,10 +14,6 @@
 namespace fovea {
 namespace {
 
-const char* text_of(Direction direction) {
-  return direction == Direction::forward ? "forward" : "backward";
-}
-
 const char* text_of(SelfCheck state) {
   switch (state) {
     case SelfCheck::not_run:
@@ -88,7 +84,7 @@ std::vector<KernelInfo> kernels() {
     info.id = kernel.id;
     info.backend = kernel.backend;
     info.family = kernel.family;
-    info.direction = text_of(kernel.direction);
+    info.direction = name_of(kernel.direction);
     info.priority = static_cast<int>(10 * (table.size() - n));
     info.explicit_only = kernel.explicit_only;
     const Refusal refusal = kernel.available({kernel.device, 0});

@@ -12,10 +12,6 @@
 namespace fovea {
 namespace {
 
-const char* name_of(Direction direction) {
-  return direction == Direction::forward ? "forward" : "backward";
-}
-
 std::string_view environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string_view() : std::string_view(value);

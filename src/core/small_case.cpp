@@ -145,7 +145,6 @@ Status SmallCase::execute(const Kernel& kernel, const Problem& problem) {
   std::align(kAlignment, bytes, aligned, space);
   Launch launch;
   launch.workspace = static_cast<std::byte*>(aligned);
-  launch.workspace_bytes = bytes;
   launch.pool = &pool;
   return kernel.run(problem, launch);
 }

@@ -42,7 +42,7 @@ Status check_all(Context& context) {
 }
 
 Result<Problem> finish(Problem problem) {
-  Context context{problem, problem.direction == Direction::forward ? "forward" : "backward"};
+  Context context{problem, name_of(problem.direction)};
   if (Status status = check_all(context); !status.ok()) return status;
   visit_problem(problem, [](auto& view, const char*, Role) { normalise_strides(view); });
   first_segments(problem);

@@ -30,6 +30,10 @@ std::int64_t paged_capacity(const Problem& p) {
   return std::min(rows, p.kv_len);
 }
 
+const Operand& operand_of(const Problem& p, Side side) {
+  return side == Side::q ? p.params.q : side == Side::k ? p.params.k : p.params.v;
+}
+
 bool normalised(const Problem& p, Side side) { return p.params.qk_norm.enabled && side != Side::v; }
 
 bool rotated(const Problem& p, Side side) {
@@ -123,10 +127,6 @@ std::int64_t place_of_lse(const Problem& p, const TensorView& view, const Sequen
                           std::int64_t head, std::int64_t row) {
   if (packed_q(p)) return head * view.strides[0] + (s.q_begin + row) * view.strides[1];
   return s.batch * view.strides[0] + head * view.strides[1] + row * view.strides[2];
-}
-
-const Operand& operand_of(const Problem& p, Side side) {
-  return side == Side::q ? p.params.q : side == Side::k ? p.params.k : p.params.v;
 }
 
 RowPlace place_of(const Problem& p, Side side, const TensorView& view, const Sequence& s,

@@ -44,8 +44,6 @@ std::int64_t place_of_lse(const Problem& problem, const TensorView& view, const 
 
 enum class Side { q, k, v };
 
-const Operand& operand_of(const Problem& problem, Side side);
-
 /// A row of an operand or result: which segment holds it, and which of the segment's rows it is.
 struct SegmentRow {
   int segment = 0;
