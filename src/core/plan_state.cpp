@@ -120,16 +120,13 @@ Status give_workspace(const PlanState& plan, const RunOptions& options,
   return {};
 }
 
-void count_call(const PlanState& plan, detail::JobState& job) {
+void count_call(const PlanState& plan) {
   counting::Totals& totals = counting::totals();
   ++(plan.problem.direction == Direction::forward ? totals.forward_calls : totals.backward_calls);
   for (counting::Counter* counter : plan.refusals) ++*counter;
   if (plan.report.fused_prologue) ++totals.fused_prologues;
   if (plan.problem.features.has(Feature::quantization)) ++totals.quantized;
-  if (plan.has_preferred) {
-    ++totals.fallbacks;
-    proof::not_used(job, plan.preferred, plan.preferred_reason, plan.kernel->id);
-  }
+  if (plan.has_preferred) ++totals.fallbacks;
 }
 
 template <class Args>
@@ -154,11 +151,15 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
       options.workspace == nullptr && plan.pool.run != nullptr ? plan.workspace_bytes : 0);
   FOVEA_RETURN_IF_ERROR(give_workspace(plan, options, borrowed, launch));
 
-  detail::JobState& job = detail::JobState::of(options.job);
-  count_call(plan, job);
+  count_call(plan);
   auto& count = counting::totals().kernels[plan.subject.row];
   ++count.launched;
-  if (Status status = plan.kernel->run(problem, launch); !status.ok()) {
+  Status status = plan.kernel->run(problem, launch);
+  detail::JobState& job = detail::JobState::of(options.job);
+  if (plan.has_preferred)
+    proof::not_used(job, plan.preferred, plan.preferred_reason,
+                    status.ok() ? plan.kernel->id : nullptr);
+  if (!status.ok()) {
     ++count.failed;
     proof::not_used(job, plan.subject, status.message(), nullptr);
     return status;
