@@ -297,5 +297,13 @@ TEST_F(Dispatch, WhyNotAnswersForEveryKernel) {
   EXPECT_EQ((*reasons)[3].reason, "serves only when chosen by name");
 }
 
+TEST_F(Dispatch, WhateverIsThrownBecomesAStatus) {
+  behaviour().best_throws = true;
+  expect_error(run({}), StatusCode::internal, "unknown exception");
+  expect_error(Plan::make(call.forward_args()).status(), StatusCode::internal, "unknown exception");
+  expect_error(why_not(call.forward_args()).status(), StatusCode::internal, "unknown exception");
+  expect_error(run_self_checks(), StatusCode::internal, "unknown exception");
+}
+
 }  // namespace
 }  // namespace fovea::test
