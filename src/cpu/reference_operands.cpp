@@ -14,11 +14,14 @@ bool packed_q(const Problem& p) { return p.params.varlen.cu_seqlens_q.present();
 bool packed_k(const Problem& p) { return p.params.varlen.cu_seqlens_k.present(); }
 bool paged(const Problem& p) { return p.params.paged.block_table.present(); }
 
+/// Entries that fall are raised to the largest before them, so that no two sequences share a row.
 Range packed_rows_of(const TensorView& cu_seqlens, std::int64_t b, std::int64_t total,
                      std::int64_t max_len) {
   const std::int64_t stride = cu_seqlens.strides[0];
-  const std::int64_t begin =
-      std::clamp(load_integer(cu_seqlens, b * stride), std::int64_t{0}, total);
+  std::int64_t begin = 0;
+  for (std::int64_t n = 0; n <= b; ++n)
+    begin = std::max(begin, load_integer(cu_seqlens, n * stride));
+  begin = std::min(begin, total);
   const std::int64_t end = std::clamp(load_integer(cu_seqlens, (b + 1) * stride), begin, total);
   return {begin, begin + std::min(end - begin, max_len)};
 }
