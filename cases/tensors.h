@@ -41,8 +41,8 @@ inline constexpr Axes kPool{2, 1};    ///< [pages, page_size, heads, dim]
 inline constexpr Axes kLse{1, 2};     ///< [batch, heads, seq]
 inline constexpr Axes kPlain{};       ///< contiguous whatever the layout
 
-/// A poisoned tensor. Layouts that do not fit the axes (bshd of a packed tensor) are contiguous;
-/// packed_qkv and stride0_kv, which need other tensors, too: see inputs.cpp.
+/// A poisoned tensor (wide: of zeros). Layouts that do not fit the axes (bshd of a packed tensor)
+/// are contiguous; packed_qkv and stride0_kv, which need other tensors, too: see operands.cpp.
 Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Axes axes = kPlain,
                    Layout layout = Layout::bhsd, bool unaligned = false);
 

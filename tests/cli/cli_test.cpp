@@ -43,6 +43,7 @@ TEST(Cli, HelpIsCompleteForEveryCommand) {
     EXPECT_EQ(own.exit_code, 0) << own.err;
     EXPECT_NE(own.out.find("--help"), std::string::npos);
   }
+  EXPECT_NE(help.out.find("FOVEA_CPU_ISA"), std::string::npos) << help.out;
   EXPECT_EQ(run_tool("--version").exit_code, 0);
 }
 
@@ -57,6 +58,9 @@ TEST(Cli, WrongUsageIsOneLineAndExitCode2) {
   expect_usage_error(run_tool("bench b1"), "missing");
   expect_usage_error(run_tool("bench --rounds 3"), "3");
   expect_usage_error(run_tool(std::string("bench --peer cpu.nothing ") + kCase), "cpu.nothing");
+  expect_usage_error(
+      run_tool(std::string("bench --direction backward --kernel cpu.portable.forward ") + kCase),
+      "no backward kernel is called 'cpu.portable.forward'");
   expect_usage_error(run_tool("info --why-not b1_hq2"), "missing");
 }
 
