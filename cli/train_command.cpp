@@ -1,6 +1,5 @@
-// fovea train: trains a byte-level GPT-2, or compares attention backends in training.
-#include <atomic>
-#include <csignal>
+// fovea train: trains a byte-level GPT-2, or compares attention backends in
+// training.
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -14,6 +13,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/stop_signals.h"
 #include "lm/compare.h"
 #include "lm/error.h"
 #include "lm/gemm.h"
@@ -27,7 +27,7 @@ namespace {
 
 namespace fs = std::filesystem;
 
-constexpr int kInterrupted = 130;  // as shells report a SIGINT
+constexpr int kSignalled = 128;  // plus the signal, as shells report it
 
 struct Settings {
   std::vector<std::string> paths;
@@ -43,27 +43,8 @@ struct Settings {
   lm::CompareOptions comparison;
 };
 
-std::atomic<bool> interrupt_wanted{false};
-
-// Ctrl-C asks the loop to finish its step and save; a second one ends the program at once.
-class InterruptGuard {
- public:
-  InterruptGuard() {
-    interrupt_wanted = false;
-    struct sigaction action = {};
-    action.sa_handler = [](int) { interrupt_wanted = true; };
-    action.sa_flags = static_cast<int>(SA_RESETHAND);
-    sigaction(SIGINT, &action, &before_);
-  }
-  ~InterruptGuard() { sigaction(SIGINT, &before_, nullptr); }
-  InterruptGuard(const InterruptGuard&) = delete;
-  InterruptGuard& operator=(const InterruptGuard&) = delete;
-
- private:
-  struct sigaction before_ = {};
-};
-
-void progress(std::string_view line) { fmt::print(stderr, "{}\n", line); }
+// A terminal that is gone is no reason to lose the run.
+void progress(std::string_view line) { std::fputs(fmt::format("{}\n", line).c_str(), stderr); }
 
 void print_sample(const lm::Trainer& trainer, std::int64_t bytes) {
   lm::GenerateOptions options;
@@ -82,11 +63,12 @@ int compare(Settings& settings) {
   return kSuccess;
 }
 
-int train(Settings& settings) {
+int train(Settings& settings, StopSignals& signals) {
   const fs::path folder = settings.out;
   settings.loop.checkpoint = folder / "checkpoint.safetensors";
 
-  // Proof lines come at the end, below the progress, rather than between its lines.
+  // Proof lines come at the end, below the progress, rather than between its
+  // lines.
   std::vector<std::string> proof;
   set_proof_level(ProofLevel::proof);
   set_proof_sink([&proof](std::string_view line) { proof.emplace_back(line); });
@@ -107,20 +89,23 @@ int train(Settings& settings) {
   if (error) lm::fail("[train] cannot create folder {}: {}", folder.string(), error.message());
 
   const lm::Gpt2Config& config = trainer->model().config();
-  progress(fmt::format(
-      "model: GPT-2, {} parameters, {} layers, {} heads of {}, context {}; attention {}",
-      trainer->model().parameter_count(), config.n_layer, config.n_head, config.head_dim(),
-      trainer->options().context, config.attention_backend));
+  progress(
+      fmt::format("model: GPT-2, {} parameters, {} layers, {} heads of "
+                  "{}, context {}; attention {}",
+                  trainer->model().parameter_count(), config.n_layer, config.n_head,
+                  config.head_dim(), trainer->options().context, config.attention_backend));
   progress(fmt::format("machine: {} threads, matrix products by {}", lm::num_threads(),
                        lm::gemm_description()));
   progress(
-      "columns: losses in nats per byte, since the line before; mem: peak in tensors / peak "
+      "columns: losses in nats per byte, since the line before; mem: peak "
+      "in tensors / peak "
       "resident (VmHWM)");
 
-  const InterruptGuard guard;
-  settings.loop.interrupted = [] { return interrupt_wanted.load(); };
+  settings.loop.interrupted = [&signals] { return signals.noted() != 0; };
   settings.loop.log = progress;
+  signals.defer(true);
   const lm::TrainEnd end = lm::run_training(*trainer, settings.loop);
+  signals.defer(false);
   switch (end) {
     case lm::TrainEnd::finished:
       progress("finished the schedule");
@@ -137,13 +122,14 @@ int train(Settings& settings) {
   }
   progress(
       fmt::format("saved {} at step {}", settings.loop.checkpoint.string(), trainer->steps_done()));
-  if (end == lm::TrainEnd::interrupted) return kInterrupted;
+  if (signals.noted() != 0) return kSignalled + signals.noted();
   if (settings.sample_bytes > 0) print_sample(*trainer, settings.sample_bytes);
   for (const std::string& line : proof) fmt::print("{}\n", line);
   return kSuccess;
 }
 
-// Options that define a run belong to its checkpoint: giving them with --resume is refused.
+// Options that define a run belong to its checkpoint: giving them with --resume
+// is refused.
 void add_run_options(CLI::App& command, Settings& s, CLI::Option* resume) {
   const auto defining = [&](CLI::Option* option) {
     option->capture_default_str()->excludes(resume);
@@ -190,9 +176,9 @@ void add_session_options(CLI::App& command, Settings& s) {
   command.add_option("--sample", s.sample_bytes, "Bytes of sampled text to print at the end")
       ->capture_default_str();
   command
-      .add_option(
-          "--threads", s.threads,
-          "Threads; 0 = FOVEA_NUM_THREADS, else the usable cores. Results do not depend on it")
+      .add_option("--threads", s.threads,
+                  "Threads; 0 = FOVEA_NUM_THREADS, else the usable cores. "
+                  "Results do not depend on it")
       ->capture_default_str();
 }
 
@@ -200,11 +186,13 @@ void add_session_options(CLI::App& command, Settings& s) {
 
 void add_train_command(CLI::App& app, int& exit_code) {
   auto settings = std::make_shared<Settings>();
-  CLI::App* command = app.add_subcommand(
-      "train",
-      "Train a byte-level GPT-2 on text, natively\n"
-      "Progress goes to stderr; sample, table and proof lines to stdout. Ctrl-C finishes the step, "
-      "saves, and exits with 130.");
+  CLI::App* command =
+      app.add_subcommand("train",
+                         "Train a byte-level GPT-2 on text, natively\n"
+                         "Progress goes to stderr; sample, table and proof lines to "
+                         "stdout. Ctrl-C finishes the step, "
+                         "saves, and exits with 130 (SIGTERM: 143, SIGHUP: 129); a "
+                         "second Ctrl-C ends it at once.");
   command->add_option("--data", settings->paths,
                       "Text files, and folders that are searched for text");
   command->add_option("--out", settings->out, "Folder of checkpoint.safetensors")
@@ -226,7 +214,8 @@ void add_train_command(CLI::App& app, int& exit_code) {
   lm::CompareOptions& comparison = settings->comparison;
   CLI::Option* compare_flag =
       command->add_flag("--compare", settings->compare,
-                        "Train on nothing: print time per step and peak memory of unfused against "
+                        "Train on nothing: print time per step and peak memory "
+                        "of unfused against "
                         "flash attention");
   command
       ->add_option("--compare-contexts", comparison.contexts,
@@ -243,9 +232,10 @@ void add_train_command(CLI::App& app, int& exit_code) {
       throw CLI::ValidationError("train", "no text: name files or folders with --data");
     }
     try {
+      StopSignals signals;  // before any thread that computes
       lm::set_num_threads(settings->threads);
       settings->model.n_positions = settings->train.context;
-      exit_code = settings->compare ? compare(*settings) : train(*settings);
+      exit_code = settings->compare ? compare(*settings) : train(*settings, signals);
     } catch (const std::exception& error) {
       exit_code = complain("train", error.what(), kFailure);
     }
