@@ -64,6 +64,19 @@ TEST(Cli, WrongUsageIsOneLineAndExitCode2) {
   expect_usage_error(run_tool("info --why-not b1_hq2"), "missing");
 }
 
+TEST(Cli, WhatCannotBePrintedIsAFailure) {
+  const auto exit_code_of = [](const std::string& arguments) {
+    return WEXITSTATUS(std::system((FOVEA_CLI_PATH " " + arguments).c_str()));
+  };
+  for (const std::string command :
+       {"info", "info --json", "--help", "--version",
+        "check --kernel cpu.portable.forward b1_hq2_hkv1_q20_k30_d8_f32_causal"}) {
+    EXPECT_EQ(exit_code_of(command + " >/dev/full 2>/dev/null"), 1) << command;
+    EXPECT_EQ(exit_code_of(command + " >&- 2>/dev/null"), 1) << command;
+  }
+  EXPECT_EQ(exit_code_of("chekc 2>/dev/full"), 2);
+}
+
 TEST(Cli, InfoListsDevicesKernelsAndAbsentBackends) {
   const ProcessResult text = run_tool("info");
   EXPECT_EQ(text.exit_code, 0);
