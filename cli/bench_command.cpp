@@ -17,6 +17,7 @@
 #include "cli/exit_codes.h"
 #include "cli/kernel_choice.h"
 #include "cli/peak.h"
+#include "cli/validators.h"
 #include "io/atomic_file.h"
 
 namespace fovea::cli {
@@ -171,6 +172,11 @@ int run_bench(const Settings& settings) {
       if (!kernel) return complain("bench", kernel.status().message(), kUsage);
     }
   }
+  if (!settings.json.empty()) {
+    if (Status s = io::check_writable(settings.json); !s.ok()) {
+      return complain("bench", s.message(), kFailure);
+    }
+  }
   int threads = settings.threads;
   for (const DeviceInfo& device : devices()) {
     if (threads == 0 && device.device.type == DeviceType::cpu) threads = device.threads;
@@ -231,7 +237,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(7, 10'000))
       ->capture_default_str();
   command->add_option("--min-time", s.min_time, "Seconds of each kernel in each round")
-      ->check(CLI::Range(0.001, 3600.0))
+      ->check(number("NUMBER in [0.001, 3600]", [](double x) { return x >= 0.001 && x <= 3600; }))
       ->capture_default_str();
   command->add_flag("--no-check", s.no_check, "Do not check results first");
   command->add_option("--json", s.json, "Write the measurements to this file");

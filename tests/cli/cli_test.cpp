@@ -59,6 +59,8 @@ TEST(Cli, WrongUsageIsOneLineAndExitCode2) {
   expect_usage_error(run_tool("check --threads 1,two"), "two");
   expect_usage_error(run_tool("bench b1"), "missing");
   expect_usage_error(run_tool("bench --rounds 3"), "3");
+  expect_usage_error(run_tool("bench --min-time nan"), "nan");
+  expect_usage_error(run_tool("check --random 1 --seed -1"), "'-1'");
   expect_usage_error(run_tool(std::string("bench --peer cpu.nothing ") + kCase), "cpu.nothing");
   expect_usage_error(
       run_tool(std::string("bench --direction backward --kernel cpu.portable.forward ") + kCase),
@@ -158,6 +160,12 @@ TEST(Cli, BenchFailsForACaseThatTheKernelRefuses) {
   const ProcessResult result = run_tool(
       "bench --min-time 0.001 --kernel cpu.portable.forward b1_hq2_hkv2_q5_k7_d8_f32_int8");
   expect_failure(result, "quantisation");
+}
+
+TEST(Cli, BenchSaysBeforeTheWorkThatItCannotWrite) {
+  const ProcessResult result = run_tool(std::string("bench --json /nonexistent/b.json ") + kCase);
+  expect_failure(result, "/nonexistent/b.json");
+  EXPECT_EQ(result.out, "");
 }
 
 /// q, k, v and dout of a small call as files.
