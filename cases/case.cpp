@@ -130,6 +130,29 @@ bool broadcasts(const std::string& dims) {
 
 bool additive(const MaskCase& mask) { return is_floating(mask.dtype); }
 
+/// The largest count, length or offset: enough for any machine.
+constexpr std::int64_t kMostRows = std::int64_t{1} << 20;
+/// The largest tensor in elements, so that its bytes fit 64 bits in every layout.
+constexpr double kMostElements = 0x1p40;
+
+/// At least the elements of any of the case's tensors, up to small factors of layouts.
+double elements_of(const Case& c) {
+  const auto size = [](std::int64_t n) {
+    return static_cast<double>(std::max<std::int64_t>(n, 1));
+  };
+  const double rows = size(std::max({c.q_len, c.kv_len, c.page_size}));
+  const double operand =
+      size(c.batch) * size(c.q_heads) * rows * size(std::max(c.head_dim, c.v_head_dim));
+  double mask = 1;
+  for (const char letter : c.mask.dims) {
+    if (letter == 'b') mask *= size(c.batch);
+    if (letter == 'h') mask *= size(c.q_heads);
+    if (letter == 'q') mask *= size(c.q_len);
+    if (letter == 'k') mask *= size(c.kv_len);
+  }
+  return std::max(operand, mask);
+}
+
 /// The first rule that the case breaks, or null.
 const char* broken_rule(const Case& c) {
   const bool packed = c.varlen != IndexKind::none, paged = c.page_size != 0;
@@ -144,6 +167,9 @@ const char* broken_rule(const Case& c) {
       rule(
           c.q_heads < 1 || c.kv_heads < 1 || c.q_heads % std::max<std::int64_t>(c.kv_heads, 1) != 0,
           "hkv must divide hq"),
+      rule(elements_of(c) > kMostElements, "tensors have at most 2^40 elements"),
+      rule(std::max({c.page_size, c.rope.q_offset, c.rope.k_offset}) > kMostRows,
+           "page sizes and rope offsets are at most 2^20"),
       rule(c.head_dim < 1 || c.head_dim > 512 || c.v_head_dim < 1 || c.v_head_dim > 512,
            "d and dv are 1 to 512"),
       rule(mixed && c.cast == DType::none, "mixed dtypes need cast"),
@@ -203,11 +229,9 @@ const char* broken_rule(const Case& c) {
 
 Status check_case(const Case& c) {
   for (const Number& number : kNumbers) {
-    // Enough for any machine, and products of three stay within 64 bits.
-    constexpr std::int64_t kLimit = std::int64_t{1} << 20;
-    if (c.*number.member < 0 || c.*number.member > kLimit) {
+    if (c.*number.member < 0 || c.*number.member > kMostRows) {
       return {StatusCode::invalid, fmt::format("case {}: {} must be 0 to {}; got {}", name_of(c),
-                                               number.token, kLimit, c.*number.member)};
+                                               number.token, kMostRows, c.*number.member)};
     }
   }
   if (const char* text = broken_rule(c); text != nullptr) {

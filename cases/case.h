@@ -25,9 +25,9 @@
 //   seg-2-3-1                 segments of q, k and v
 //   outseg2                   segments of out and dout
 //   qknorm | qknorm-plain     with or without weights
-//   rope-il-half-s-all-f32    style (il, half), table (half, dup), its batch (s, 1s, bs),
-//   rotary_dim
-//                             and dtype;  ropeoff-5-7  ropeoffs  rope_q_only  rope_k_only
+//   rope-il-half-s-all-f32    style (il, half), table (half, dup), its batch (s, 1s, bs), rotary
+//                             dimensions and dtype
+//   ropeoff-5-7 ropeoffs rope_q_only rope_k_only
 //   bshd | packed_qkv | stride0_kv | padded | last2 | reversed | wide      memory layouts
 //   unaligned                 tensors begin one element behind an aligned address
 //   std64                     standard deviation of the logits over that of unit inputs

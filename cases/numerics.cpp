@@ -12,10 +12,10 @@ double slack_of(DType compute) {
   return compute == DType::f16 || compute == DType::bf16 ? 1e-5 : 1e-6;
 }
 
-std::string text_of(const Index& index, int rank) {
+std::string text_of(const Place& at) {
   std::string text;
-  for (int d = 0; d < rank; ++d) {
-    text += fmt::format("{}{}", d == 0 ? "" : ",", index[static_cast<std::size_t>(d)]);
+  for (int d = 0; d < at.rank; ++d) {
+    text += fmt::format("{}{}", d == 0 ? "" : ",", at.index[static_cast<std::size_t>(d)]);
   }
   return text;
 }
@@ -81,6 +81,35 @@ void ErrorSums::add(const ErrorSums& other) {
   if (violation.empty()) violation = other.violation;
 }
 
+void ErrorSums::add(const Place& at, double got, double expected, double yardstick) {
+  if (!std::isfinite(expected)) {
+    if (absolute && expected == -HUGE_VAL && got != expected) {
+      violate(at, "a row that sees nothing", got, expected);
+    } else if (std::isfinite(got)) {
+      violate(at, "non-finite values must show", got, expected);
+    }
+    return;
+  }
+  if (!std::isfinite(got)) {
+    violate(at, "must be finite", got, expected);
+    return;
+  }
+  const double error = got - expected;
+  double baseline_error = yardstick - expected;
+  if (!std::isfinite(baseline_error)) baseline_error = 0;
+  squared_norm += expected * expected;
+  squared_error += error * error;
+  baseline_squared_error += baseline_error * baseline_error;
+  largest_error = std::max(largest_error, std::abs(error));
+  baseline_largest_error = std::max(baseline_largest_error, std::abs(baseline_error));
+}
+
+void ErrorSums::violate(const Place& at, const char* rule, double got, double expected) {
+  if (!violation.empty()) return;
+  violation =
+      fmt::format("element [{}] is {}, the oracle says {} ({})", text_of(at), got, expected, rule);
+}
+
 Comparison ErrorSums::compare(DType compute) const {
   const double slack = slack_of(compute);
   Comparison result;
@@ -114,37 +143,14 @@ std::vector<ErrorSums> measure(const Inputs& inputs, const Outputs& results, con
     const Tensor& right = oracle.find(result.name)->tensor;
     const Tensor& yardstick = baseline.find(result.name)->tensor;
     const DeadRows dead(inputs, results, result.name, oracle_lse);
-    const auto violate = [&](const Index& at, const char* rule, double got, double expected) {
-      if (!sums.violation.empty()) return;
-      sums.violation = fmt::format("element [{}] is {}, the oracle says {} ({})",
-                                   text_of(at, result.written.rank), got, expected, rule);
-    };
-    for_each_element(result.written, [&](std::int64_t offset, const Index& at) {
+    for_each_element(result.written, [&](std::int64_t offset, const Index& index) {
+      const Place at{index, result.written.rank};
       const double got = load(result.written.data, result.written.dtype, offset);
-      const double expected = right.get(at);
-      if (!std::isfinite(expected)) {
-        if (sums.absolute && expected == -HUGE_VAL && got != expected) {
-          violate(at, "a row that sees nothing", got, expected);
-        } else if (std::isfinite(got)) {
-          violate(at, "non-finite values must show", got, expected);
-        }
-        return;
+      const double expected = right.get(index);
+      sums.add(at, got, expected, yardstick.get(index));
+      if (expected == 0 && got != 0 && dead.contains(index)) {
+        sums.violate(at, "nothing is seen there", got, expected);
       }
-      if (!std::isfinite(got)) {
-        violate(at, "must be finite", got, expected);
-        return;
-      }
-      if (expected == 0 && got != 0 && dead.contains(at)) {
-        violate(at, "nothing is seen there", got, expected);
-      }
-      const double error = got - expected;
-      double baseline_error = yardstick.get(at) - expected;
-      if (!std::isfinite(baseline_error)) baseline_error = 0;
-      sums.squared_norm += expected * expected;
-      sums.squared_error += error * error;
-      sums.baseline_squared_error += baseline_error * baseline_error;
-      sums.largest_error = std::max(sums.largest_error, std::abs(error));
-      sums.baseline_largest_error = std::max(sums.baseline_largest_error, std::abs(baseline_error));
     });
     all.push_back(std::move(sums));
   }

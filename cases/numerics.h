@@ -24,6 +24,12 @@ struct Comparison {
   [[nodiscard]] bool ok() const { return violation.empty() && error <= limit; }
 };
 
+/// Where an element stands in its tensor.
+struct Place {
+  Index index;
+  int rank;
+};
+
 /// Sums over one or several draws of the inputs.
 struct ErrorSums {
   std::string tensor;
@@ -33,6 +39,10 @@ struct ErrorSums {
   std::string violation;
 
   void add(const ErrorSums& other);
+  /// Adds one element, or notes the exact rule that it breaks.
+  void add(const Place& at, double got, double expected, double yardstick);
+  /// Notes a broken rule; the first one is kept.
+  void violate(const Place& at, const char* rule, double got, double expected);
   [[nodiscard]] Comparison compare(DType compute) const;
 };
 

@@ -23,6 +23,10 @@ enum class Direction : std::uint8_t { forward, backward };
 /// By the last word of a kernel's id.
 Direction direction_of(std::string_view kernel);
 
+/// Runs a kernel as it is, without the self-check; the caller judges the result.
+Status run_trusted(const ForwardArgs& args, const std::string& kernel);
+Status run_trusted(const BackwardArgs& args, const std::string& kernel);
+
 enum class Outcome : std::uint8_t { passed, failed, refused };
 
 struct CaseResult {
@@ -58,7 +62,7 @@ class PreparedCase {
   };
   const Expected& expected(Direction direction);
   /// Forward's results for a backward kernel to read: those of the forward kernel of its pair, or,
-  /// where that refuses, the oracle's.
+  /// where that refuses, the oracle's. `kernel` empty: those of the library's choice.
   Result<const Saved*> saved(const std::string& kernel);
   /// Whether the oracle is too slow for the whole case, which then is judged by some of its rows.
   [[nodiscard]] bool sampled() const { return sampled_; }

@@ -1,10 +1,7 @@
 #include "cases/sample.h"
 
 #include <algorithm>
-#include <cmath>
 #include <set>
-
-#include <fovea/plan.h>
 
 namespace fovea::cases {
 namespace {
@@ -127,16 +124,6 @@ AttentionParams params_of(const Inputs& inputs, const Slice& slice) {
   return p;
 }
 
-template <class Args>
-Status run_trusted(const Args& args, const char* kernel) {
-  PlanOptions options;
-  options.choice.kernel = kernel;
-  options.self_check = false;
-  Result<Plan> plan = Plan::make(args, options);
-  if (!plan) return plan.status();
-  return plan->run(args);
-}
-
 Tensor like(const TensorView& view, DType dtype) {
   return make_tensor(dtype, {view.shape.begin(), view.shape.begin() + view.rank});
 }
@@ -144,19 +131,7 @@ Tensor like(const TensorView& view, DType dtype) {
 void accumulate(ErrorSums& sums, const TensorView& got, const Tensor& oracle,
                 const Tensor& baseline) {
   for_each_element(got, [&](std::int64_t offset, const Index& at) {
-    const double value = load(got.data, got.dtype, offset);
-    const double expected = oracle.get(at);
-    if (!std::isfinite(expected) || !std::isfinite(value)) {
-      const bool same = value == expected || (std::isnan(expected) && !std::isfinite(value));
-      if (!same && sums.violation.empty()) sums.violation = "a non-finite value differs";
-      return;
-    }
-    const double error = value - expected, yardstick = baseline.get(at) - expected;
-    sums.squared_norm += expected * expected;
-    sums.squared_error += error * error;
-    sums.baseline_squared_error += yardstick * yardstick;
-    sums.largest_error = std::max(sums.largest_error, std::abs(error));
-    sums.baseline_largest_error = std::max(sums.baseline_largest_error, std::abs(yardstick));
+    sums.add({at, got.rank}, load(got.data, got.dtype, offset), oracle.get(at), baseline.get(at));
   });
 }
 

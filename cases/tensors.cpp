@@ -68,15 +68,6 @@ Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Axes axes, Layo
   return tensor;
 }
 
-std::vector<double> values_of(const TensorView& view) {
-  std::vector<double> values;
-  values.reserve(static_cast<std::size_t>(std::max<std::int64_t>(view.elements(), 0)));
-  for_each_element(view, [&](std::int64_t offset, const Index&) {
-    values.push_back(load(view.data, view.dtype, offset));
-  });
-  return values;
-}
-
 bool rest_is_poison(const Tensor& tensor, const MutableTensorView& written) {
   const Buffer& buffer = *tensor.buffer;
   if (buffer.is_sparse()) return true;

@@ -17,7 +17,6 @@ struct Tensor {
   std::shared_ptr<Buffer> buffer;
   MutableTensorView view;
 
-  [[nodiscard]] bool present() const { return view.present(); }
   [[nodiscard]] double get(const Index& index) const {
     return load(view.data, view.dtype, offset_of(view, index));
   }
@@ -42,13 +41,10 @@ inline constexpr Axes kPool{2, 1};    ///< [pages, page_size, heads, dim]
 inline constexpr Axes kLse{1, 2};     ///< [batch, heads, seq]
 inline constexpr Axes kPlain{};       ///< contiguous whatever the layout
 
-/// A poisoned tensor. Layouts that do not fit the axes (bshd of a packed tensor) are contiguous;
-/// packed_qkv and stride0_kv, which need other tensors, too: see inputs.cpp.
+/// A poisoned tensor (wide: of zeros). Layouts that do not fit the axes (bshd of a packed tensor)
+/// are contiguous; packed_qkv and stride0_kv, which need other tensors, too: see operands.cpp.
 Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Axes axes = kPlain,
                    Layout layout = Layout::bhsd, bool unaligned = false);
-
-/// All elements as f64 in row-major order of the shape.
-std::vector<double> values_of(const TensorView& view);
 
 /// Whether all bytes of the tensor's memory that no element of `written` covers are still poison.
 bool rest_is_poison(const Tensor& tensor, const MutableTensorView& written);

@@ -17,6 +17,7 @@
 #include "cli/exit_codes.h"
 #include "cli/kernel_choice.h"
 #include "cli/peak.h"
+#include "cli/validators.h"
 #include "io/atomic_file.h"
 
 namespace fovea::cli {
@@ -141,12 +142,10 @@ Result<std::string> kernel_for(const Settings& settings, cases::PreparedCase& pr
 }
 
 std::vector<std::string> directions_of(const Settings& settings) {
+  if (settings.direction != "both") return {settings.direction};
   for (const char* direction : {"forward", "backward"}) {
     // A kernel named in full has one direction.
-    if (settings.direction == direction ||
-        settings.kernel.ends_with(std::string(".") + direction)) {
-      return {direction};
-    }
+    if (settings.kernel.ends_with(std::string(".") + direction)) return {direction};
   }
   return {"forward", "backward"};
 }
@@ -171,6 +170,11 @@ int run_bench(const Settings& settings) {
       if (name.empty()) continue;
       const Result<KernelInfo> kernel = kernel_named(name, direction);
       if (!kernel) return complain("bench", kernel.status().message(), kUsage);
+    }
+  }
+  if (!settings.json.empty()) {
+    if (Status s = io::check_writable(settings.json); !s.ok()) {
+      return complain("bench", s.message(), kFailure);
     }
   }
   int threads = settings.threads;
@@ -233,7 +237,7 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->check(CLI::Range(7, 10'000))
       ->capture_default_str();
   command->add_option("--min-time", s.min_time, "Seconds of each kernel in each round")
-      ->check(CLI::Range(0.001, 3600.0))
+      ->check(number("NUMBER in [0.001, 3600]", [](double x) { return x >= 0.001 && x <= 3600; }))
       ->capture_default_str();
   command->add_flag("--no-check", s.no_check, "Do not check results first");
   command->add_option("--json", s.json, "Write the measurements to this file");

@@ -18,6 +18,7 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/kernel_choice.h"
+#include "cli/validators.h"
 
 namespace fovea::cli {
 namespace {
@@ -218,8 +219,10 @@ void add_check_command(CLI::App& app, int& exit_code) {
                       "A regular expression that the name or its hazard contains");
   command->add_option("--random", s.random, "Run this many random cases instead of the table")
       ->check(CLI::Range(std::int64_t{1}, std::int64_t{100'000'000}));
-  CLI::Option* seed = command->add_option(
-      "--seed", s.seed, "With --random: the first case; else the seed of the inputs");
+  CLI::Option* seed = command
+                          ->add_option("--seed", s.seed,
+                                       "With --random: the first case; else the seed of the inputs")
+                          ->check(seed_value());
   command->add_flag("--whole", s.whole,
                     "Random cases over the whole contract, not only over what each kernel serves");
   command

@@ -12,9 +12,13 @@ inline constexpr int kSuccess = 0;
 inline constexpr int kFailure = 1;
 inline constexpr int kUsage = 2;
 
-/// Prints one line on stderr and returns `code`.
+/// Prints one line on stderr, as far as that can be written to, and returns `code`.
+inline int complain(const std::string& what, int code) {
+  std::fputs(fmt::format("fovea: {}\n", what).c_str(), stderr);
+  return code;
+}
 inline int complain(const char* command, const std::string& what, int code) {
-  fmt::print(stderr, "fovea {}: {}\n", command, what);
+  std::fputs(fmt::format("fovea {}: {}\n", command, what).c_str(), stderr);
   return code;
 }
 

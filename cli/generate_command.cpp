@@ -1,5 +1,6 @@
 // fovea generate: samples text from a checkpoint.
 #include <chrono>
+#include <cmath>
 #include <cstdio>
 #include <filesystem>
 #include <memory>
@@ -13,6 +14,7 @@
 
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/validators.h"
 #include "lm/checkpoint.h"
 #include "lm/error.h"
 #include "lm/generate.h"
@@ -51,10 +53,11 @@ void run(Settings& settings) {
     std::fputc(token, stdout);
     std::fflush(stdout);
   };
+  const std::vector<std::int32_t> prompt = lm::ByteTokenizer::encode(settings.prompt);
+  lm::check_prompt(model, prompt);
   fmt::print("{}", settings.prompt);
   const auto start = std::chrono::steady_clock::now();
-  const std::vector<std::int32_t> text =
-      lm::generate(model, lm::ByteTokenizer::encode(settings.prompt), settings.generate);
+  const std::vector<std::int32_t> text = lm::generate(model, prompt, settings.generate);
   const double seconds =
       std::chrono::duration<double>(std::chrono::steady_clock::now() - start).count();
   fmt::print("\n");
@@ -81,15 +84,20 @@ void add_generate_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--prompt", settings->prompt, "Text to continue (default: a line break)");
   command->add_option("--tokens", settings->generate.max_tokens, "Tokens (bytes) to generate")
+      ->check(at_least(0))
       ->capture_default_str();
   lm::SampleOptions& sample = settings->generate.sample;
   command->add_option("--temperature", sample.temperature, "0 = always the likeliest token")
+      ->check(number("NUMBER >= 0", [](double x) { return x >= 0 && std::isfinite(x); }))
       ->capture_default_str();
   command->add_option("--top-k", sample.top_k, "Only the k likeliest tokens; 0 = all")
+      ->check(at_least(0))
       ->capture_default_str();
   command->add_option("--top-p", sample.top_p, "Only the likeliest tokens that together reach p")
+      ->check(number("NUMBER in (0, 1]", [](double x) { return x > 0 && x <= 1; }))
       ->capture_default_str();
   command->add_option("--seed", settings->generate.seed, "Seed of the sampling")
+      ->check(seed_value())
       ->capture_default_str();
   command->add_flag("--stop", settings->stop_at_end, "Stop at the end of a document");
   command
@@ -99,6 +107,7 @@ void add_generate_command(CLI::App& app, int& exit_code) {
   command
       ->add_option("--threads", settings->threads,
                    "Threads; 0 = FOVEA_NUM_THREADS, else the usable cores")
+      ->check(CLI::Range(0, 1024))
       ->capture_default_str();
   command->add_flag("--stats", settings->stats, "Print speed and attention kernels to stderr");
 

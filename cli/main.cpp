@@ -1,4 +1,6 @@
 // fovea: the command-line tool.
+#include <csignal>
+#include <cstdio>
 #include <exception>
 
 #include <CLI/CLI.hpp>
@@ -9,15 +11,27 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 
+namespace {
+
+/// What was printed may not have arrived: a full disk, a closed descriptor.
+int after_flush(int exit_code) {
+  const bool lost = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;
+  return lost ? fovea::cli::complain("cannot write to standard output", fovea::cli::kFailure)
+              : exit_code;
+}
+
+}  // namespace
+
 int main(int argc, char** argv) {
   using namespace fovea::cli;
+  std::signal(SIGXFSZ, SIG_IGN);  // a file that becomes too large is an error like a full disk
   CLI::App app{"Exact fused attention: what is there, whether it is right, how fast it is"};
   app.name("fovea");
   app.set_version_flag("--version", fovea::version());
   app.require_subcommand(1);
   app.footer(
       "Exit status: 0 success, 1 a failed run or check, 2 wrong usage.\n"
-      "Environment: FOVEA_KERNEL, FOVEA_BACKEND, FOVEA_NUM_THREADS, FOVEA_PROOF.");
+      "Environment: FOVEA_KERNEL, FOVEA_BACKEND, FOVEA_CPU_ISA, FOVEA_NUM_THREADS, FOVEA_PROOF.");
   int exit_code = kSuccess;
   add_info_command(app, exit_code);
   add_check_command(app, exit_code);
@@ -29,19 +43,16 @@ int main(int argc, char** argv) {
 #endif
   const auto is_command = [&](const CLI::App* command) { return command->get_name() == argv[1]; };
   if (argc > 1 && argv[1][0] != '-' && app.get_subcommands(is_command).empty()) {
-    fmt::print(stderr, "fovea: unknown command '{}' (see fovea --help)\n", argv[1]);
-    return kUsage;
+    return complain(fmt::format("unknown command '{}' (see fovea --help)", argv[1]), kUsage);
   }
   try {
     app.parse(argc, argv);
   } catch (const CLI::Success& help) {
-    return app.exit(help);
+    return after_flush(app.exit(help));
   } catch (const CLI::ParseError& error) {
-    fmt::print(stderr, "fovea: {} (see fovea --help)\n", error.what());
-    return kUsage;
+    return complain(fmt::format("{} (see fovea --help)", error.what()), kUsage);
   } catch (const std::exception& error) {
-    fmt::print(stderr, "fovea: {}\n", error.what());
-    return kFailure;
+    return complain(error.what(), kFailure);
   }
-  return exit_code;
+  return after_flush(exit_code);
 }

@@ -2,6 +2,7 @@
 // and enough accumulators to cover a multiply-add's latency (4 cycles x 2 ports) on any of them.
 #include "cli/peak.h"
 
+#include <algorithm>
 #include <atomic>
 #include <chrono>
 #include <cstdint>
@@ -122,11 +123,13 @@ double measure_read_bandwidth(int threads, double seconds) {
   constexpr std::size_t kStride = std::size_t{1} << 20;
   const std::unique_ptr<std::uint64_t[]> memory(new std::uint64_t[kBytes / 8]);
   std::memset(memory.get(), 1, kBytes);
-  const std::size_t share = kBytes / static_cast<std::size_t>(threads) / kStride * kStride;
+  const std::size_t strides = kBytes / static_cast<std::size_t>(threads) / kStride;
+  const std::size_t share = std::max<std::size_t>(strides, 1) * kStride;
   std::vector<std::size_t> positions(static_cast<std::size_t>(threads));
   return rate(threads, seconds, [&](std::size_t thread) {
     std::size_t& at = positions[thread];
-    const std::uint64_t* words = memory.get() + (thread * share + at) / 8;
+    // More threads than strides share them.
+    const std::uint64_t* words = memory.get() + (thread * share + at) % kBytes / 8;
     std::uint64_t sums[8] = {};
     for (std::size_t n = 0; n < kStride / 8; n += 8) {
       for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] += words[n + lane];

@@ -13,6 +13,7 @@
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/run_options.h"
+#include "io/atomic_file.h"
 #include "io/tensor_file.h"
 
 namespace fovea::cli {
@@ -24,9 +25,6 @@ class Results {
   /// A row-major tensor of the given dtype in the shape of `like` (as it lies in files).
   Status add(const std::string& file, DType dtype, const TensorView& like, bool bshd,
              MutableTensorView& view) {
-    Result<io::TensorPlace> place = io::TensorPlace{};
-    if (!file.empty()) place = io::parse_place(file);
-    if (!place) return place.status();
     std::vector<std::int64_t> shape(like.shape.begin(), like.shape.begin() + like.rank);
     const bool swapped = bshd && shape.size() == 4;
     if (swapped) std::swap(shape[1], shape[2]);
@@ -40,10 +38,13 @@ class Results {
       std::swap(view.shape[1], view.shape[2]);
       std::swap(view.strides[1], view.strides[2]);
     }
-    if (!file.empty()) files_.push_back({std::move(*place), &arrays_.back()});
+    if (file.empty()) return {};
+    Result<io::TensorPlace> place = io::parse_place(file);
+    if (!place) return place.status();
+    files_.push_back({std::move(*place), &arrays_.back()});
     return {};
   }
-  [[nodiscard]] Status check() const { return io::check_places(files_); }
+  [[nodiscard]] Status check() const { return io::check_types(files_); }
   [[nodiscard]] Status store() const { return io::store_tensors(files_); }
 
  private:
@@ -169,23 +170,21 @@ Status compute_and_store(const RunSettings& s) {
   return results.store();
 }
 
+/// The outputs are where they can be written.
+Status check_writable(const RunSettings& s) {
+  for (const std::string& file : outputs_of(s)) {
+    if (Status status = io::check_writable(io::parse_place(file)->path); !status.ok())
+      return status;
+  }
+  return {};
+}
+
 int run(const RunSettings& s) {
-  if (s.out.empty() && s.lse.empty() && !s.backward) {
-    return complain("run", "nothing is to be written: give --out, --lse or --backward", kUsage);
+  if (Status status = check_usage(s); !status.ok()) {
+    return complain("run", status.message(), kUsage);
   }
-  const bool any_gradient =
-      !s.dq.empty() || !s.dk.empty() || !s.dv.empty() || !s.dmask.empty() || !s.dsinks.empty();
-  if (s.backward && s.dout.empty() && s.dlse.empty()) {
-    return complain("run", "--backward needs --dout or --dlse", kUsage);
-  }
-  if (s.backward != any_gradient) {
-    return complain("run",
-                    s.backward
-                        ? "--backward needs --dq, --dk, --dv, --dmask or --dsinks to write to"
-                        : "--dq, --dk, --dv, --dmask and --dsinks need --backward",
-                    kUsage);
-  }
-  const Status status = compute_and_store(s);
+  Status status = check_writable(s);
+  if (status.ok()) status = compute_and_store(s);
   return status.ok() ? kSuccess : complain("run", status.message(), kFailure);
 }
 

@@ -1,11 +1,15 @@
 #include "cli/run_options.h"
 
+#include <algorithm>
 #include <charconv>
+#include <initializer_list>
 #include <utility>
 
 #include <CLI/CLI.hpp>
 #include <fmt/format.h>
 
+#include "cli/kernel_choice.h"
+#include "cli/validators.h"
 #include "io/tensor_file.h"
 
 namespace fovea::cli {
@@ -13,13 +17,41 @@ namespace {
 
 Status bad(std::string message) { return {StatusCode::invalid, std::move(message)}; }
 
+CLI::Validator tensor_file() {
+  return {[](std::string& text) {
+            const Result<io::TensorPlace> place = io::parse_place(text);
+            return place ? std::string() : place.status().message();
+          },
+          ""};
+}
+
+/// A side of --window.
+std::optional<std::int64_t> read_side(const std::string& text) {
+  if (text == "inf") return kUnbounded;
+  std::int64_t side = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), side);
+  const bool whole = error == std::errc{} && end == text.data() + text.size();
+  return whole && side >= 0 ? std::optional(side) : std::nullopt;
+}
+
+CLI::Validator window_side() {
+  return {[](std::string& text) {
+            if (read_side(text)) return std::string();
+            return fmt::format("takes two whole numbers from 0, or inf; got '{}'", text);
+          },
+          ""};
+}
+
 void add_inputs(CLI::App& command, RunSettings& s) {
   const char* group = "Inputs (FILE.npy or FILE.safetensors:NAME)";
   const auto file = [&](const char* name, std::string& to, const char* help) {
-    return command.add_option(name, to, help)->group(group);
+    return command.add_option(name, to, help)->group(group)->check(tensor_file());
   };
   const auto files = [&](const char* name, std::vector<std::string>& to, const char* help) {
-    return command.add_option(name, to, help)->group(group)->expected(1, kMaxSegments);
+    return command.add_option(name, to, help)
+        ->group(group)
+        ->expected(1, kMaxSegments)
+        ->check(tensor_file());
   };
   files("--q", s.q, "Queries [batch, q_heads, q_len, head_dim]; several files are segments")
       ->required();
@@ -45,7 +77,7 @@ void add_inputs(CLI::App& command, RunSettings& s) {
 void add_outputs(CLI::App& command, RunSettings& s) {
   const char* group = "Outputs (FILE.npy or FILE.safetensors:NAME)";
   const auto file = [&](const char* name, std::string& to, const char* help) {
-    command.add_option(name, to, help)->group(group);
+    command.add_option(name, to, help)->group(group)->check(tensor_file());
   };
   file("--out", s.out, "Result, laid out like q");
   file("--lse", s.lse, "Log-sum-exp of the scores [batch, q_heads, q_len]");
@@ -62,7 +94,7 @@ void add_semantics(CLI::App& command, RunSettings& s) {
     return command.add_option(name, to, help)->group(group);
   };
   const auto flag = [&](const char* name, bool& to, const char* help) {
-    command.add_flag(name, to, help)->group(group);
+    return command.add_flag(name, to, help)->group(group);
   };
   option("--layout", s.layout, "Order of dimensions in the files of q, k, v, out and gradients")
       ->check(CLI::IsMember({"bhsd", "bshd"}))
@@ -72,14 +104,16 @@ void add_semantics(CLI::App& command, RunSettings& s) {
       option("--causal", s.causal, "Each query sees no later key; where the diagonal lies")
           ->check(anchors);
   CLI::Option* window =
-      option("--window", s.window, "Keys seen to the left and to the right, or inf")->expected(2);
+      option("--window", s.window, "Keys seen to the left and to the right, or inf")
+          ->expected(2)
+          ->check(window_side());
   causal->excludes(window);
   option("--anchor", s.anchor, "Where the diagonal of --window and --alibi lies")->check(anchors);
   option("--scale", s.scale, "Factor of the scores; default 1/sqrt(head_dim)");
   option("--softcap", s.softcap, "c: scores become c tanh(x / c); 0 = off")->capture_default_str();
   option("--dropout", s.dropout, "Probability of dropping")->capture_default_str();
-  option("--seed", s.seed, "Dropout seed")->capture_default_str();
-  option("--offset", s.offset, "Dropout offset")->capture_default_str();
+  option("--seed", s.seed, "Dropout seed")->check(seed_value())->capture_default_str();
+  option("--offset", s.offset, "Dropout offset")->check(seed_value())->capture_default_str();
   option("--max-q-len", s.max_q_len, "Longest packed sequence of q");
   option("--max-kv-len", s.max_kv_len, "Longest packed or paged sequence of k");
   flag("--qk-norm", s.qk_norm, "RMSNorm of q and k first");
@@ -129,14 +163,71 @@ Anchor anchor_of(const std::string& word) {
   return word == "bottom_right" ? Anchor::bottom_right : Anchor::top_left;
 }
 
-Status read_side(const std::string& text, std::int64_t& side) {
-  if (text == "inf") {
-    side = kUnbounded;
-    return {};
+/// Options that would do nothing without another one.
+void add_needs(CLI::App& command) {
+  const auto need = [&](const char* needed, std::initializer_list<const char*> options) {
+    for (const char* option : options) {
+      command.get_option(option)->needs(command.get_option(needed));
+    }
+  };
+  need("--anchor", {"--window"});
+  need("--dropout", {"--seed", "--offset"});
+  need("--cu-seqlens-q", {"--max-q-len"});
+  need("--qk-norm", {"--norm-eps", "--q-norm-weight", "--k-norm-weight"});
+  need("--rope-sin", {"--rope-cos"});
+  need("--rope-cos",
+       {"--rope-sin", "--rope-style", "--rope-table", "--rotary-dim", "--rope-q-offset",
+        "--rope-k-offset", "--rope-q-offsets", "--rope-k-offsets", "--rope-keys-are-rotated"});
+  need("--dout", {"--backward"});
+  need("--backward",
+       {"--dout", "--dlse", "--dq", "--dk", "--dv", "--dmask", "--dsinks", "--f32-grads"});
+  need("--sinks", {"--dsinks"});
+}
+
+std::vector<std::string> inputs_of(const RunSettings& s) {
+  std::vector<std::string> files = {
+      s.mask,           s.alibi,       s.sinks,    s.cu_seqlens_q, s.cu_seqlens_k,
+      s.seqused_k,      s.block_table, s.rope_cos, s.rope_sin,     s.rope_q_offsets,
+      s.rope_k_offsets, s.dout,        s.dlse};
+  std::erase(files, "");
+  for (const auto* list : {&s.q, &s.k, &s.v, &s.q_norm_weights, &s.k_norm_weights}) {
+    files.insert(files.end(), list->begin(), list->end());
   }
-  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), side);
-  if (error == std::errc{} && end == text.data() + text.size()) return {};
-  return bad(fmt::format("--window takes two integers or inf; got '{}'", text));
+  return files;
+}
+
+std::vector<io::TensorPlace> places_of(const std::vector<std::string>& files) {
+  std::vector<io::TensorPlace> places;
+  for (const std::string& file : files) places.push_back(io::parse_place(file).value());
+  return places;
+}
+
+Status check_band(const RunSettings& s) {
+  if (s.anchor.empty()) {
+    if (s.alibi.empty() || !s.causal.empty()) return {};
+    return bad("--alibi needs --anchor top_left or bottom_right");
+  }
+  if (!s.causal.empty() && s.anchor != s.causal) {
+    return bad(fmt::format("--anchor {} contradicts --causal {}", s.anchor, s.causal));
+  }
+  if (s.causal.empty() && s.window.empty() && s.alibi.empty()) {
+    return bad("--anchor needs --window or --alibi");
+  }
+  return {};
+}
+
+Status check_choice(const RunSettings& s) {
+  if (!s.kernel.empty()) {
+    if (const Result<KernelInfo> kernel = kernel_named(s.kernel, "forward"); !kernel) {
+      return kernel.status();
+    }
+  }
+  const std::vector<KernelInfo> all = kernels();
+  const bool known = std::any_of(all.begin(), all.end(), [&](const KernelInfo& kernel) {
+    return kernel.backend == s.backend || kernel.family == s.backend;
+  });
+  if (known || s.backend.empty()) return {};
+  return bad(fmt::format("no backend or family is called '{}'", s.backend));
 }
 
 }  // namespace
@@ -146,6 +237,36 @@ void add_run_options(CLI::App& command, RunSettings& settings) {
   add_outputs(command, settings);
   add_semantics(command, settings);
   add_choice(command, settings);
+  add_needs(command);
+}
+
+std::vector<std::string> outputs_of(const RunSettings& s) {
+  std::vector<std::string> files = {s.out, s.lse, s.dq, s.dk, s.dv, s.dmask, s.dsinks};
+  std::erase(files, "");
+  return files;
+}
+
+Status check_usage(const RunSettings& s) {
+  if (s.out.empty() && s.lse.empty() && !s.backward) {
+    return bad("nothing is to be written: give --out, --lse or --backward");
+  }
+  if (s.backward && s.dq.empty() && s.dk.empty() && s.dv.empty() && s.dmask.empty() &&
+      s.dsinks.empty()) {
+    return bad("--backward needs --dq, --dk, --dv, --dmask or --dsinks to write to");
+  }
+  if (!s.dmask.empty() && s.mask.empty()) return bad("--dmask needs an additive --mask");
+  if (s.max_kv_len != 0 && s.cu_seqlens_k.empty() && s.block_table.empty()) {
+    return bad("--max-kv-len needs --cu-seqlens-k or --block-table");
+  }
+  for (const auto& [weights, segments] :
+       {std::pair(&s.q_norm_weights, &s.q), std::pair(&s.k_norm_weights, &s.k)}) {
+    if (weights->empty() || weights->size() == segments->size()) continue;
+    return bad(fmt::format("{} norm weights are given for {} segments", weights->size(),
+                           segments->size()));
+  }
+  if (Status status = check_band(s); !status.ok()) return status;
+  if (Status status = check_choice(s); !status.ok()) return status;
+  return io::check_places(places_of(outputs_of(s)), places_of(inputs_of(s)));
 }
 
 Status LoadedCall::load_view(const std::string& name, TensorView& view) {
@@ -161,10 +282,6 @@ Status LoadedCall::load_view(const std::string& name, TensorView& view) {
 
 Status LoadedCall::load_operand(const RunSettings& settings, const std::vector<std::string>& names,
                                 const std::vector<std::string>& weights, Operand& operand) {
-  if (!weights.empty() && weights.size() != names.size()) {
-    return bad(
-        fmt::format("{} norm weights are given for {} segments", weights.size(), names.size()));
-  }
   for (std::size_t n = 0; n < names.size(); ++n) {
     TensorView tensor, weight;
     if (Status s = load_view(names[n], tensor); !s.ok()) return s;
@@ -177,28 +294,15 @@ Status LoadedCall::load_operand(const RunSettings& settings, const std::vector<s
   return {};
 }
 
-Status LoadedCall::set_band(const RunSettings& settings) {
-  if (!settings.causal.empty()) {
-    params.band = Band::causal(anchor_of(settings.causal));
-    if (!settings.anchor.empty() && settings.anchor != settings.causal) {
-      return bad(
-          fmt::format("--anchor {} contradicts --causal {}", settings.anchor, settings.causal));
-    }
-  }
+void LoadedCall::set_band(const RunSettings& settings) {
+  if (!settings.causal.empty()) params.band = Band::causal(anchor_of(settings.causal));
   if (!settings.window.empty()) {
-    if (settings.anchor.empty()) return bad("--window needs --anchor top_left or bottom_right");
-    Band band{anchor_of(settings.anchor), 0, 0};
-    if (Status s = read_side(settings.window[0], band.left); !s.ok()) return s;
-    if (Status s = read_side(settings.window[1], band.right); !s.ok()) return s;
-    params.band = band;
+    params.band = Band::window(anchor_of(settings.anchor), *read_side(settings.window[0]),
+                               *read_side(settings.window[1]));
   }
   if (!settings.alibi.empty()) {
-    if (!params.band && settings.anchor.empty()) {
-      return bad("--alibi needs --anchor top_left or bottom_right");
-    }
     params.alibi.anchor = params.band ? params.band->anchor : anchor_of(settings.anchor);
   }
-  return {};
 }
 
 Status LoadedCall::set_rope(const RunSettings& settings) {
@@ -239,7 +343,7 @@ Status LoadedCall::load(const RunSettings& settings) {
   if (!settings.dout.empty()) {
     if (Status s = load_operand(settings, {settings.dout}, {}, dout); !s.ok()) return s;
   }
-  if (Status s = set_band(settings); !s.ok()) return s;
+  set_band(settings);
   if (Status s = set_rope(settings); !s.ok()) return s;
   params.scale = settings.scale;
   params.softcap = settings.softcap;

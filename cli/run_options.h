@@ -47,6 +47,12 @@ struct RunSettings {
 
 void add_run_options(CLI::App& command, RunSettings& settings);
 
+/// What is wrong with the options together; files are not read for it.
+Status check_usage(const RunSettings& settings);
+
+/// The files to be written.
+std::vector<std::string> outputs_of(const RunSettings& settings);
+
 /// Tensors read from files; views of them stay valid as long as it lives.
 class LoadedCall {
  public:
@@ -62,7 +68,7 @@ class LoadedCall {
   Status load_view(const std::string& name, TensorView& view);
   Status load_operand(const RunSettings& settings, const std::vector<std::string>& names,
                       const std::vector<std::string>& weights, Operand& operand);
-  Status set_band(const RunSettings& settings);
+  void set_band(const RunSettings& settings);
   Status set_rope(const RunSettings& settings);
 
   std::deque<io::Array> arrays_;

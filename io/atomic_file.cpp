@@ -9,6 +9,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include "io/paths.h"
+
 namespace fovea::io {
 namespace {
 
@@ -57,7 +59,8 @@ void AtomicFile::discard() {
   ::unlink(temporary_.c_str());
 }
 
-Result<AtomicFile> AtomicFile::create(const std::string& path) {
+Result<AtomicFile> AtomicFile::create(const std::string& name) {
+  const std::string path = behind_links(name);
   struct stat info {};
   if (::stat(path.c_str(), &info) == 0 && !S_ISREG(info.st_mode)) {
     return Status(StatusCode::invalid, fmt::format("cannot write {}: not a regular file", path));
@@ -99,5 +102,7 @@ Status AtomicFile::commit() {
   flush_folder_of(path_);
   return {};
 }
+
+Status check_writable(const std::string& path) { return AtomicFile::create(path).status(); }
 
 }  // namespace fovea::io

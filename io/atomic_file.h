@@ -9,10 +9,11 @@
 
 namespace fovea::io {
 
-/// Writes `path` through a temporary file beside it. Without commit() nothing remains.
+/// Writes `path`, or what it links to, through a temporary file beside it. Without commit() nothing
+/// remains.
 class AtomicFile {
  public:
-  static Result<AtomicFile> create(const std::string& path);
+  static Result<AtomicFile> create(const std::string& name);
   AtomicFile(AtomicFile&& other) noexcept;
   AtomicFile& operator=(AtomicFile&& other) noexcept;
   ~AtomicFile();
@@ -28,5 +29,8 @@ class AtomicFile {
   std::string path_, temporary_;
   std::FILE* file_ = nullptr;
 };
+
+/// What would keep create() from working; found by trying.
+Status check_writable(const std::string& path);
 
 }  // namespace fovea::io

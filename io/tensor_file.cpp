@@ -1,13 +1,13 @@
 #include "io/tensor_file.h"
 
 #include <map>
-#include <set>
 #include <string_view>
 #include <utility>
 
 #include <fmt/format.h>
 
 #include "io/npy.h"
+#include "io/paths.h"
 #include "io/safetensors.h"
 
 namespace fovea::io {
@@ -16,6 +16,10 @@ namespace {
 constexpr std::string_view kSafetensors = ".safetensors";
 
 bool is_npy(const TensorPlace& place) { return place.path.ends_with(".npy"); }
+
+std::string text_of(const TensorPlace& place) {
+  return place.name.empty() ? place.path : place.path + ":" + place.name;
+}
 
 Status bad(std::string message) { return {StatusCode::invalid, std::move(message)}; }
 
@@ -47,28 +51,42 @@ Result<Array> load_tensor(const std::string& text) {
   return file->read(place->name);
 }
 
-Status check_places(const std::vector<TensorResult>& results) {
-  std::set<std::pair<std::string, std::string>> seen;
-  for (const TensorResult& result : results) {
-    const TensorPlace& place = result.place;
-    if (is_npy(place)) {
-      if (!npy_can_hold(result.array->info.dtype)) {
-        return bad(fmt::format("{}: .npy has no type for {}; write FILE.safetensors:NAME",
-                               place.path, name_of(result.array->info.dtype)));
-      }
-    } else if (place.name.empty()) {
+Status check_places(const std::vector<TensorPlace>& outputs,
+                    const std::vector<TensorPlace>& inputs) {
+  std::map<std::pair<std::string, std::string>, std::string> seen;
+  for (const TensorPlace& place : outputs) {
+    if (!is_npy(place) && place.name.empty()) {
       return bad(fmt::format("{}: an output needs a tensor name: {}:NAME", place.path, place.path));
     }
-    if (!seen.emplace(place.path, place.name).second) {
-      return bad(fmt::format("{}{}{} is given for two outputs", place.path,
-                             place.name.empty() ? "" : ":", place.name));
+    for (const TensorPlace& input : inputs) {
+      if (!same_file(place.path, input.path)) continue;
+      return bad(
+          fmt::format("an output to {} would replace the input file {}", place.path, input.path));
     }
+    const auto [other, is_new] =
+        seen.try_emplace({canonical(place.path), place.name}, text_of(place));
+    if (is_new) continue;
+    return bad(
+        fmt::format("two outputs would go to one place: {} and {}", other->second, text_of(place)));
+  }
+  return {};
+}
+
+Status check_types(const std::vector<TensorResult>& results) {
+  for (const TensorResult& result : results) {
+    const DType dtype = result.array->info.dtype;
+    if (!is_npy(result.place) || npy_can_hold(dtype)) continue;
+    return bad(fmt::format("{}: .npy has no type for {}; write FILE.safetensors:NAME",
+                           result.place.path, name_of(dtype)));
   }
   return {};
 }
 
 Status store_tensors(const std::vector<TensorResult>& results) {
-  if (Status s = check_places(results); !s.ok()) return s;
+  std::vector<TensorPlace> places;
+  for (const TensorResult& result : results) places.push_back(result.place);
+  if (Status s = check_places(places, {}); !s.ok()) return s;
+  if (Status s = check_types(results); !s.ok()) return s;
   std::vector<AtomicFile> staged;
   const auto keep = [&staged](Result<AtomicFile> file) {
     if (file) staged.push_back(std::move(*file));
@@ -82,7 +100,7 @@ Status store_tensors(const std::vector<TensorResult>& results) {
         return s;
       }
     } else {
-      files[result.place.path].push_back(
+      files[canonical(result.place.path)].push_back(
           {result.place.name, array.info.dtype, array.info.shape, array.data.data()});
     }
   }

@@ -27,9 +27,13 @@ struct TensorResult {
   const Array* array = nullptr;
 };
 
-/// What would keep store_tensors from working, found before the results are computed: a place named
-/// twice, a safetensors file without a tensor name, a dtype that .npy lacks.
-Status check_places(const std::vector<TensorResult>& results);
+/// What would lose an output or an input: a place named twice, in whatever spelling; an output to a
+/// file that is read; a safetensors file without a tensor name.
+Status check_places(const std::vector<TensorPlace>& outputs,
+                    const std::vector<TensorPlace>& inputs);
+
+/// A dtype that .npy lacks.
+Status check_types(const std::vector<TensorResult>& results);
 
 /// Writes every file under a temporary name; renames them when all are written. Tensors of one
 /// safetensors file are written together.

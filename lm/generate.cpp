@@ -60,6 +60,16 @@ std::int32_t sample_token(std::span<const float> logits, const SampleOptions& op
   return tokens[kept - 1];
 }
 
+void check_prompt(const Gpt2& model, std::span<const std::int32_t> prompt) {
+  const auto length = static_cast<std::int64_t>(prompt.size());
+  const std::int64_t context = model.config().n_positions;
+  if (length < 1) fail("[generate] the prompt must have at least one token");
+  if (length > context) {
+    fail("[generate] the prompt is longer than the model's context; got {} tokens, context {}",
+         length, context);
+  }
+}
+
 std::vector<std::int32_t> generate(const Gpt2& model, std::span<const std::int32_t> prompt,
                                    const GenerateOptions& options) {
   const std::int64_t context = model.config().n_positions;
@@ -68,11 +78,7 @@ std::vector<std::int32_t> generate(const Gpt2& model, std::span<const std::int32
   if (options.max_tokens < 0) {
     fail("[generate] max_tokens must be at least 0; got {}", options.max_tokens);
   }
-  if (length < 1) fail("[generate] the prompt must have at least one token");
-  if (length > context) {
-    fail("[generate] the prompt is longer than the model's context; got {} tokens, context {}",
-         length, context);
-  }
+  check_prompt(model, prompt);
   Rng rng(options.seed);
   KvCache cache(model.config(), 1);
   std::vector<std::int32_t> text(prompt.begin(), prompt.end());

@@ -36,9 +36,12 @@ struct GenerateOptions {
   Job* job = nullptr;
 };
 
-/// The tokens that follow `prompt` (at least one). A prompt longer than the model's context throws
-/// fovea::Error. A text that outgrows the context goes on from its last half, whose keys and values
-/// are computed anew at positions from 0: what lies before is forgotten.
+/// Throws fovea::Error when the prompt is empty or longer than the model's context.
+void check_prompt(const Gpt2& model, std::span<const std::int32_t> prompt);
+
+/// The tokens that follow `prompt`, which check_prompt() accepts, else fovea::Error. A text that
+/// outgrows the context goes on from its last half, whose keys and values are computed anew at
+/// positions from 0: what lies before is forgotten.
 std::vector<std::int32_t> generate(const Gpt2& model, std::span<const std::int32_t> prompt,
                                    const GenerateOptions& options);
 

@@ -17,6 +17,10 @@ namespace fovea::lm {
 /// The shape of a model, and how it computes attention. JSON keys are the member names, those of
 /// the published GPT-2 configurations where there is one.
 struct Gpt2Config {
+  // Far above any model this runtime can hold, far below where products of them overflow.
+  static constexpr std::int64_t kMostTokens = 1 << 24;  ///< in the vocabulary, and positions
+  static constexpr std::int64_t kMostWidth = 1 << 17, kMostLayers = 1 << 12, kMostHeadDim = 512;
+
   std::int64_t vocab_size = 256;
   std::int64_t n_positions = 512;  ///< longest context
   std::int64_t n_embd = 192;

@@ -9,10 +9,6 @@
 namespace fovea::lm {
 namespace {
 
-// Far above any model this runtime can hold, far below where products of them overflow.
-constexpr std::int64_t kLargest = 1 << 24;
-constexpr std::int64_t kLargestHeadDim = 512;
-
 void check_range(const char* name, std::int64_t value, std::int64_t largest) {
   if (value < 1 || value > largest) {
     fail("[gpt2] {} must be 1 to {}; got {}", name, largest, value);
@@ -22,16 +18,16 @@ void check_range(const char* name, std::int64_t value, std::int64_t largest) {
 }  // namespace
 
 void Gpt2Config::validate() const {
-  check_range("vocab_size", vocab_size, kLargest);
-  check_range("n_positions", n_positions, kLargest);
-  check_range("n_embd", n_embd, 1 << 17);
-  check_range("n_layer", n_layer, 1 << 12);
+  check_range("vocab_size", vocab_size, kMostTokens);
+  check_range("n_positions", n_positions, kMostTokens);
+  check_range("n_embd", n_embd, kMostWidth);
+  check_range("n_layer", n_layer, kMostLayers);
   check_range("n_head", n_head, n_embd);
   if (n_embd % n_head != 0) {
     fail("[gpt2] n_head must divide n_embd; got n_embd={}, n_head={}", n_embd, n_head);
   }
-  if (head_dim() > kLargestHeadDim) {
-    fail("[gpt2] n_embd / n_head must be at most {}; got {} / {} = {}", kLargestHeadDim, n_embd,
+  if (head_dim() > kMostHeadDim) {
+    fail("[gpt2] n_embd / n_head must be at most {}; got {} / {} = {}", kMostHeadDim, n_embd,
          n_head, head_dim());
   }
   if (!(layer_norm_epsilon > 0 && layer_norm_epsilon < 1)) {

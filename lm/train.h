@@ -19,6 +19,8 @@ namespace fovea::lm {
 
 /// What defines a run, saved in its checkpoints.
 struct TrainOptions {
+  static constexpr std::int64_t kMost = 1 << 24;  ///< of what counts windows, or tokens in one
+
   std::int64_t batch = 4;       ///< windows per step
   std::int64_t context = 512;   ///< tokens per window, at most the model's
   std::int64_t steps = 1000;    ///< length of the schedule; 0: still to be measured (TrainLoop)

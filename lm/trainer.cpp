@@ -30,10 +30,9 @@ TrainOptions saved_options(const CheckpointFile& checkpoint) {
 }  // namespace
 
 void TrainOptions::validate() const {
-  static constexpr std::int64_t kLargest = 1 << 24;
   const auto check = [](const char* name, std::int64_t value, std::int64_t smallest) {
-    if (value < smallest || value > kLargest) {
-      fail("[train] {} must be {} to {}; got {}", name, smallest, kLargest, value);
+    if (value < smallest || value > kMost) {
+      fail("[train] {} must be {} to {}; got {}", name, smallest, kMost, value);
     }
   };
   check("batch", batch, 1);

@@ -53,7 +53,7 @@ struct Alibi {
 struct Dropout {
   double probability = 0;          ///< in [0, 1]; 0 = off, 1 = all dropped (out is 0)
   std::uint64_t seed = 0;          ///< the Philox key
-  std::uint64_t offset = 0;        ///< below 2^32
+  std::uint64_t offset = 0;        ///< tells calls with one seed apart; all 64 bits count
   TensorView seed_tensor;          ///< optional i64 [1] in device memory; overrides `seed`
   TensorView offset_tensor;        ///< optional i64 [1] in device memory; added to `offset`
   TensorView streams;              ///< optional i32/i64 [batch, q_heads]; absent: b * q_heads + h

@@ -99,9 +99,9 @@ typedef struct fovea_params {
 
   fovea_tensor mask;
   fovea_tensor alibi_slopes;
-  int32_t alibi_anchor;
-  int32_t qk_norm; /**< 1: RMSNorm of q and k with the segments' weights */
-  double qk_norm_eps;
+  int32_t alibi_anchor; /**< 0: FOVEA_TOP_LEFT */
+  int32_t qk_norm;      /**< 1: RMSNorm of q and k with the segments' weights */
+  double qk_norm_eps;   /**< 0: 1e-6 */
   double softcap;
   fovea_tensor sinks;
 
@@ -117,7 +117,8 @@ typedef struct fovea_params {
   int64_t paged_max_kv_len;
 
   fovea_tensor rope_cos, rope_sin;
-  int32_t rope_style, rope_table;
+  int32_t rope_style; /**< 0: FOVEA_ROPE_INTERLEAVED */
+  int32_t rope_table; /**< 0: FOVEA_ROPE_TABLE_HALF */
   int64_t rotary_dim; /**< 0: head_dim */
   int64_t rope_q_offset, rope_k_offset;
   fovea_tensor rope_q_offsets, rope_k_offsets;
@@ -163,7 +164,7 @@ typedef struct fovea_options {
   int32_t strict;
   int32_t deterministic;
   int32_t skip_self_check;
-  int32_t autotune;
+  int32_t autotune;    /**< accepted; has no effect yet */
   int32_t num_threads; /**< 0: FOVEA_NUM_THREADS, else the usable cores */
   const fovea_thread_pool* pool;
   void* stream;

@@ -21,7 +21,11 @@ struct ThreadPool {
   void (*run)(void* self, void (*task)(void* arg, int worker), void* arg) = nullptr;
 
   /// Runs everything in the calling thread.
-  FOVEA_API static ThreadPool inline_calls();
+  static ThreadPool inline_calls() {
+    ThreadPool pool;
+    pool.run = [](void*, void (*task)(void*, int), void* arg) { task(arg, 0); };
+    return pool;
+  }
 };
 
 /// Which kernel may serve. Order of authority: these fields, then FOVEA_KERNEL / FOVEA_BACKEND,
@@ -37,7 +41,7 @@ struct PlanOptions {
   Choice choice;
   bool deterministic = false;  ///< ask for bitwise repeatable gradients where that is a choice
   bool self_check = true;      ///< check the kernel against the oracle before it first serves
-  bool autotune = false;       ///< measure the eligible kernels once per shape class
+  bool autotune = false;       ///< accepted; nothing is measured yet, and priority decides
   int num_threads = 0;         ///< CPU workers; 0 = FOVEA_NUM_THREADS, else the usable cores
   const ThreadPool* pool = nullptr;  ///< CPU: run there instead; `self` must outlive the plan
 };

@@ -87,7 +87,7 @@ struct Counters {
   std::uint64_t quantized = 0;
   std::uint64_t staged_copies = 0;
   std::vector<KernelCount> kernels;    ///< those that were ever launched
-  std::vector<RefusalCount> refusals;  ///< preferred kernels passed over, by reason
+  std::vector<RefusalCount> refusals;  ///< kernels passed over, by reason
 };
 
 FOVEA_API Counters counters();

@@ -3,6 +3,7 @@
 #include <vector>
 
 #include "api/c_convert.h"
+#include "api/guarded.h"
 #include "core/status_macros.h"
 
 using namespace fovea;
@@ -32,17 +33,13 @@ fovea_status report(const Status& status) noexcept {
   return static_cast<fovea_status>(status.code());
 }
 
-/// Runs f(), which returns a Status, and lets no exception pass.
+/// The code of f(), which returns a Status; lets no exception pass.
 template <class F>
-fovea_status guarded(F&& f) noexcept {
+fovea_status code_of(F&& f) noexcept {
   try {
-    return report(f());
-  } catch (const std::bad_alloc&) {
-    return report(Status(StatusCode::out_of_memory, "[c] out of host memory"));
-  } catch (const std::exception& error) {
-    return report(Status(StatusCode::internal, error.what()));
-  } catch (...) {
-    return report(Status(StatusCode::internal, "[c] unknown exception"));
+    return report(guarded(f));
+  } catch (...) {  // no memory for the message either
+    return FOVEA_OUT_OF_MEMORY;
   }
 }
 
@@ -87,7 +84,7 @@ Status run_now(const BackwardArgs& args, const CallOptions& options) {
 
 template <class CArgs>
 fovea_status call(const CArgs* c_args, const fovea_options* c_options) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     auto args = convert(c_args);
     if (!args.ok()) return args.status();
     Options options;
@@ -107,7 +104,7 @@ std::size_t copy_text(const std::string& text, char* buffer, std::size_t capacit
 
 template <class CArgs>
 fovea_status make_plan_of(const CArgs* c_args, const fovea_options* c_options, fovea_plan** plan) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (plan == nullptr) return {StatusCode::invalid, "[c] plan is null"};
     *plan = nullptr;
     auto args = convert(c_args);
@@ -124,7 +121,7 @@ fovea_status make_plan_of(const CArgs* c_args, const fovea_options* c_options, f
 template <class CArgs>
 fovea_status run_plan_of(const fovea_plan* plan, const CArgs* c_args,
                          const fovea_options* c_options) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (plan == nullptr) return {StatusCode::invalid, "[c] plan is null"};
     auto args = convert(c_args);
     if (!args.ok()) return args.status();
@@ -137,7 +134,7 @@ fovea_status run_plan_of(const fovea_plan* plan, const CArgs* c_args,
 template <class CArgs>
 fovea_status why_not_of(const CArgs* c_args, const fovea_options* c_options, char* buffer,
                         std::size_t capacity, std::size_t* needed) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     auto args = convert(c_args);
     if (!args.ok()) return args.status();
     Options options;
@@ -204,7 +201,7 @@ void fovea_plan_destroy(fovea_plan* plan) { delete plan; }
 fovea_status fovea_merge_partials(const fovea_tensor* outs, const fovea_tensor* lses, size_t count,
                                   const fovea_tensor* sinks, const fovea_tensor* out,
                                   const fovea_tensor* lse) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (out == nullptr) return {StatusCode::invalid, "[merge] out is missing"};
     if (count > 0 && (outs == nullptr || lses == nullptr))
       return {StatusCode::invalid, "[merge] partial results are null"};
@@ -218,14 +215,14 @@ fovea_status fovea_merge_partials(const fovea_tensor* outs, const fovea_tensor* 
 }
 
 fovea_status fovea_job_create(const char* name, fovea_job** job) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (job == nullptr) return {StatusCode::invalid, "[c] job is null"};
     *job = new fovea_job{Job(name == nullptr ? "" : name)};
     return {};
   });
 }
 fovea_status fovea_job_flush(fovea_job* job) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (job == nullptr) return {StatusCode::invalid, "[c] job is null"};
     return job->job.flush();
   });
@@ -233,7 +230,7 @@ fovea_status fovea_job_flush(fovea_job* job) {
 void fovea_job_destroy(fovea_job* job) { delete job; }
 
 fovea_status fovea_set_proof_level(int32_t level) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (level < FOVEA_PROOF_OFF || level > FOVEA_PROOF_ALL)
       return {StatusCode::invalid, "[c] proof level must be 0 to 2; got " + std::to_string(level)};
     set_proof_level(static_cast<ProofLevel>(level));
@@ -241,7 +238,7 @@ fovea_status fovea_set_proof_level(int32_t level) {
   });
 }
 fovea_status fovea_set_proof_sink(void (*sink)(const char* line, void* user), void* user) {
-  return guarded([&]() -> Status {
+  return code_of([&]() -> Status {
     if (sink == nullptr)
       set_proof_sink({});
     else
@@ -268,6 +265,6 @@ fovea_status fovea_why_not_backward(const fovea_backward_args* args, const fovea
 }
 
 fovea_status fovea_run_self_checks(void) {
-  return guarded([] { return run_self_checks(); });
+  return code_of([] { return run_self_checks(); });
 }
 void fovea_release_cached_memory(void) { release_cached_memory(); }

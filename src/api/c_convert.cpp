@@ -15,6 +15,12 @@ Enum enum_of(std::int32_t value) {
   return static_cast<Enum>(value < 0 || value > 254 ? 255 : value);
 }
 
+/// A zeroed field is its default.
+template <class Enum>
+Enum enum_or(std::int32_t value, Enum if_zero) {
+  return value == 0 ? if_zero : enum_of<Enum>(value);
+}
+
 template <class Operands>
 Operands operand_of(const fovea_operand& from) {
   Operands operand;
@@ -42,8 +48,8 @@ Rope rope_of(const fovea_params& p) {
   Rope rope;
   rope.cos = tensor_of(p.rope_cos);
   rope.sin = tensor_of(p.rope_sin);
-  rope.style = enum_of<RopeStyle>(p.rope_style);
-  rope.table = enum_of<RopeTable>(p.rope_table);
+  rope.style = enum_or(p.rope_style, rope.style);
+  rope.table = enum_or(p.rope_table, rope.table);
   rope.rotary_dim = p.rotary_dim;
   rope.q_offset = p.rope_q_offset;
   rope.k_offset = p.rope_k_offset;
@@ -64,14 +70,15 @@ Status params_of(const fovea_params* from, AttentionParams& to) {
   if (p.band_anchor != FOVEA_ANCHOR_NONE)
     to.band = Band{enum_of<Anchor>(p.band_anchor), p.band_left, p.band_right};
   to.mask = tensor_of(p.mask);
-  to.alibi = {tensor_of(p.alibi_slopes), enum_of<Anchor>(p.alibi_anchor)};
+  to.alibi = {tensor_of(p.alibi_slopes), enum_or(p.alibi_anchor, to.alibi.anchor)};
   to.softcap = p.softcap;
   to.sinks = tensor_of(p.sinks);
   to.dropout = dropout_of(p);
   to.varlen = {tensor_of(p.cu_seqlens_q), tensor_of(p.cu_seqlens_k), p.max_q_len, p.max_kv_len};
   to.seqused_k = tensor_of(p.seqused_k);
   to.paged = {tensor_of(p.block_table), p.paged_max_kv_len};
-  to.qk_norm = {p.qk_norm != 0, p.qk_norm_eps};
+  to.qk_norm.enabled = p.qk_norm != 0;
+  if (p.qk_norm_eps != 0) to.qk_norm.eps = p.qk_norm_eps;
   to.rope = rope_of(p);
   to.dtype_policy.compute = enum_of<DType>(p.cast_dtype);
   to.f32_precision = p.tf32 != 0 ? F32Precision::tf32 : F32Precision::ieee;

@@ -1,9 +1,9 @@
-#include <dlfcn.h>
 #include <fmt/format.h>
 
 #include <fovea/introspect.h>
 
 #include "api/complete_args.h"
+#include "api/guarded.h"
 #include "core/json_text.h"
 #include "core/kernel_table.h"
 #include "core/select.h"
@@ -13,10 +13,6 @@
 
 namespace fovea {
 namespace {
-
-const char* text_of(Direction direction) {
-  return direction == Direction::forward ? "forward" : "backward";
-}
 
 const char* text_of(SelfCheck state) {
   switch (state) {
@@ -63,15 +59,6 @@ Problem common_problem(const Kernel& kernel) {
 
 }  // namespace
 
-const char* version() { return build::kVersion; }
-
-std::string library_path() {
-  Dl_info info{};
-  if (dladdr(reinterpret_cast<const void*>(&version), &info) == 0 || info.dli_fname == nullptr)
-    return "unknown";
-  return info.dli_fname;
-}
-
 std::vector<DeviceInfo> devices() {
   std::vector<DeviceInfo> all;
   for (const Backend* backend : backend_table())
@@ -88,7 +75,7 @@ std::vector<KernelInfo> kernels() {
     info.id = kernel.id;
     info.backend = kernel.backend;
     info.family = kernel.family;
-    info.direction = text_of(kernel.direction);
+    info.direction = name_of(kernel.direction);
     info.priority = static_cast<int>(10 * (table.size() - n));
     info.explicit_only = kernel.explicit_only;
     const Refusal refusal = kernel.available({kernel.device, 0});
@@ -110,24 +97,27 @@ std::vector<AbsentBackend> absent_backends() {
 }
 
 Result<std::vector<PassedOver>> why_not(const ForwardArgs& args, const PlanOptions& options) {
-  return reasons(args, options);
+  return guarded([&] { return reasons(args, options); });
 }
 Result<std::vector<PassedOver>> why_not(const BackwardArgs& args, const PlanOptions& options) {
-  return reasons(args, options);
+  return guarded([&] { return reasons(args, options); });
 }
 
 Status run_self_checks() {
-  std::string failures;
-  for (const Kernel* kernel : kernel_table()) {
-    const Problem problem = common_problem(*kernel);
-    if (!kernel->available(problem.device).serves() || !kernel->supports(problem).serves())
-      continue;
-    const Refusal refusal = check_instantiation(*kernel, problem);
-    if (!refusal.serves())
-      failures += fmt::format("{}{} {}", failures.empty() ? "" : "; ", kernel->id, render(refusal));
-  }
-  if (failures.empty()) return {};
-  return {StatusCode::internal, "[self-check] " + failures};
+  return guarded([]() -> Status {
+    std::string failures;
+    for (const Kernel* kernel : kernel_table()) {
+      const Problem problem = common_problem(*kernel);
+      if (!kernel->available(problem.device).serves() || !kernel->supports(problem).serves())
+        continue;
+      const Refusal refusal = check_instantiation(*kernel, problem);
+      if (!refusal.serves())
+        failures +=
+            fmt::format("{}{} {}", failures.empty() ? "" : "; ", kernel->id, render(refusal));
+    }
+    if (failures.empty()) return {};
+    return {StatusCode::internal, "[self-check] " + failures};
+  });
 }
 
 std::string info_json() {

@@ -2,6 +2,7 @@
 #include <fovea/plan.h>
 
 #include "api/complete_args.h"
+#include "api/guarded.h"
 #include "api/plan_cache.h"
 #include "core/plan_state.h"
 #include "core/status_macros.h"
@@ -9,18 +10,6 @@
 
 namespace fovea {
 namespace {
-
-/// Nothing may leave the API but a Status.
-template <class F>
-auto guarded(F&& f) -> decltype(f()) {
-  try {
-    return f();
-  } catch (const std::bad_alloc&) {
-    return Status(StatusCode::out_of_memory, "out of host memory");
-  } catch (const std::exception& error) {
-    return Status(StatusCode::internal, error.what());
-  }
-}
 
 template <class Args>
 Status call(const Args& args, const CallOptions& options, Report* report) {
@@ -85,12 +74,6 @@ Status backward(const BackwardArgs& args, const CallOptions& options, Report* re
 void release_cached_memory() {
   clear_plan_cache();
   free_idle_workspaces();
-}
-
-ThreadPool ThreadPool::inline_calls() {
-  ThreadPool pool;
-  pool.run = [](void*, void (*task)(void*, int), void* arg) { task(arg, 0); };
-  return pool;
 }
 
 }  // namespace fovea

@@ -17,7 +17,6 @@ struct MergeProblem {
 };
 
 struct Backend {
-  const char* name;  ///< "cpu"
   DeviceType device;
   std::vector<DeviceInfo> (*devices)();
   /// CPU: how many workers to use unless the caller says otherwise. Others: null.

@@ -31,7 +31,7 @@ struct Range {
 struct ResolvedBand {
   std::int64_t below = kUnbounded;  ///< left - offset, or kUnbounded
   std::int64_t above = kUnbounded;  ///< right + offset, or kUnbounded
-  std::int64_t q_len = 0, kv_len = 0;
+  std::int64_t kv_len = 0;
 
   /// Keys that row i sees.
   FOVEA_HD constexpr Range keys_of(std::int64_t i) const {
@@ -40,30 +40,6 @@ struct ResolvedBand {
     if (above != kUnbounded) range.end = clamp(saturating_add(saturating_add(i, above), 1), kv_len);
     if (range.end < range.begin) range.end = range.begin;
     return range;
-  }
-  /// Rows that see key j.
-  FOVEA_HD constexpr Range rows_of(std::int64_t j) const {
-    Range range{0, q_len};
-    if (above != kUnbounded) range.begin = clamp(saturating_add(j, -above), q_len);
-    if (below != kUnbounded) range.end = clamp(saturating_add(saturating_add(j, below), 1), q_len);
-    if (range.end < range.begin) range.end = range.begin;
-    return range;
-  }
-  FOVEA_HD constexpr bool sees(std::int64_t i, std::int64_t j) const {
-    const Range range = keys_of(i);
-    return range.begin <= j && j < range.end;
-  }
-  /// Keys that some row of [begin, end) sees (one interval: rows move the band by one key).
-  FOVEA_HD constexpr Range keys_of_rows(std::int64_t begin, std::int64_t end) const {
-    return {keys_of(begin).begin, keys_of(end - 1).end};
-  }
-  /// Keys that every row of [begin, end) sees.
-  FOVEA_HD constexpr Range keys_common_to_rows(std::int64_t begin, std::int64_t end) const {
-    return {keys_of(end - 1).begin, keys_of(begin).end};
-  }
-  /// Rows that see some key of [begin, end).
-  FOVEA_HD constexpr Range rows_of_keys(std::int64_t begin, std::int64_t end) const {
-    return {rows_of(begin).begin, rows_of(end - 1).end};
   }
 
  private:
@@ -82,7 +58,6 @@ FOVEA_HD constexpr std::int64_t anchor_offset(Anchor anchor, std::int64_t q_len,
 constexpr ResolvedBand resolve(const std::optional<Band>& band, std::int64_t q_len,
                                std::int64_t kv_len) {
   ResolvedBand r;
-  r.q_len = q_len;
   r.kv_len = kv_len;
   if (!band) return r;
   const std::int64_t offset = anchor_offset(band->anchor, q_len, kv_len);

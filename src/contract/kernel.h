@@ -17,7 +17,6 @@ namespace fovea {
 struct Launch {
   void* stream = nullptr;
   std::byte* workspace = nullptr;
-  std::size_t workspace_bytes = 0;
   const ThreadPool* pool = nullptr;  ///< CPU kernels: never null; pool->threads as planned
 };
 

@@ -71,6 +71,10 @@ const std::string& Status::message() const {
   return message_ ? *message_ : empty;
 }
 
+const char* name_of(Direction direction) {
+  return direction == Direction::forward ? "forward" : "backward";
+}
+
 const char* name_of(Feature feature) {
   switch (feature) {
     case Feature::gqa:

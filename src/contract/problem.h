@@ -10,6 +10,9 @@ namespace fovea {
 
 enum class Direction : std::uint8_t { forward, backward };
 
+/// "forward" or "backward"; messages and ids use it.
+const char* name_of(Direction direction);
+
 /// What a call uses beyond dense q, k, v with a scale. Kernels state the set they serve.
 enum class Feature : std::uint32_t {
   gqa = 1u << 0,   ///< q_heads != kv_heads
@@ -82,7 +85,7 @@ struct Problem {
 
   DType compute = DType::none;  ///< dtype of the products' operands
   double scale = 0;             ///< resolved
-  bool deterministic = false;
+  bool deterministic = false;   ///< asked for; CPU kernels always are, a GPU's backward may not be
 
   /// The mask as a 4-dimensional view [batch, q_heads, q_len, kv_len] with stride 0 where it is
   /// broadcast; absent without a mask. dmask4 likewise, for the mask's gradient.

@@ -13,8 +13,6 @@ std::string render(const Refusal& r) {
     case RefusalCode::compute_dtype:
       return fmt::format("compute dtype {} is not served (serves {})",
                          name_of(static_cast<DType>(r.a)), r.text);
-    case RefusalCode::tensor_dtype:
-      return fmt::format("{} in {} is not served", r.text, name_of(static_cast<DType>(r.a)));
     case RefusalCode::head_dim:
       return fmt::format("head_dim {} > {}", r.a, r.b);
     case RefusalCode::v_head_dim:
@@ -25,8 +23,6 @@ std::string render(const Refusal& r) {
       return fmt::format("ruled out by {}", r.text);
     case RefusalCode::device_type:
       return fmt::format("does not run on {}", name_of(static_cast<DeviceType>(r.a)));
-    case RefusalCode::not_deterministic:
-      return "cannot give bitwise repeatable gradients";
     case RefusalCode::self_check_failed:
       return fmt::format("failed its self-check: error {:.3g} > {:.3g}", r.value, r.limit);
     case RefusalCode::explicit_only:
@@ -45,8 +41,6 @@ std::string kind_of(const Refusal& r) {
       return fmt::format("feature: {}", name_of(static_cast<Feature>(r.a)));
     case RefusalCode::compute_dtype:
       return "compute dtype";
-    case RefusalCode::tensor_dtype:
-      return "tensor dtype";
     case RefusalCode::head_dim:
       return "head_dim";
     case RefusalCode::v_head_dim:

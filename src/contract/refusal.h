@@ -9,16 +9,14 @@
 namespace fovea {
 
 enum class RefusalCode : std::uint8_t {
-  none,             ///< it serves
-  feature,          ///< a = Feature bit
-  compute_dtype,    ///< a = DType found; text = dtypes served
-  tensor_dtype,     ///< a = DType found; text = which tensor
-  head_dim,         ///< a = head_dim found, b = limit
-  v_head_dim,       ///< a = v_head_dim found, b = limit
-  instruction_set,  ///< text = what this CPU lacks
-  limited_by_env,   ///< text = the environment variable
-  device_type,      ///< a = DeviceType found
-  not_deterministic,
+  none,               ///< it serves
+  feature,            ///< a = Feature bit
+  compute_dtype,      ///< a = DType found; text = dtypes served
+  head_dim,           ///< a = head_dim found, b = limit
+  v_head_dim,         ///< a = v_head_dim found, b = limit
+  instruction_set,    ///< text = what this CPU lacks
+  limited_by_env,     ///< text = the environment variable
+  device_type,        ///< a = DeviceType found
   self_check_failed,  ///< value = measured error, limit = what was allowed
   explicit_only,      ///< serves, but only when asked for by name
   not_chosen,         ///< text = the choice in force

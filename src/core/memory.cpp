@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <vector>
 
 #include <fmt/format.h>
 
@@ -37,14 +36,24 @@ struct Term {
   std::int64_t stride, count;
 };
 
+/// The most terms of two views: their dimensions, and the bytes of their elements.
+constexpr std::size_t kMaxTerms = 2 * (kMaxRank + 1);
+
+struct Terms {
+  std::array<Term, kMaxTerms> list{};
+  std::size_t count = 0;
+
+  void add(Term term) { list[count++] = term; }
+};
+
 /// Whether the terms from `index` on can add up to `target`. Terms are sorted by falling stride;
 /// reach[n] is the largest sum of the terms from n on.
-bool reachable(const std::vector<Term>& terms, const std::vector<std::int64_t>& reach,
-               std::size_t index, std::int64_t target, int& budget) {
+bool reachable(const Terms& terms, const std::int64_t* reach, std::size_t index,
+               std::int64_t target, int& budget) {
   if (target < 0 || target > reach[index]) return false;
-  if (index == terms.size()) return target == 0;
+  if (index == terms.count) return target == 0;
   if (--budget < 0) return false;
-  const Term& term = terms[index];
+  const Term& term = terms.list[index];
   const std::int64_t most = std::min(term.count - 1, target / term.stride);
   for (std::int64_t z = most; z >= 0; --z) {
     const std::int64_t rest = target - z * term.stride;
@@ -54,14 +63,14 @@ bool reachable(const std::vector<Term>& terms, const std::vector<std::int64_t>& 
   return false;
 }
 
-void add_terms(const TensorView& view, std::vector<Term>& terms) {
+void add_terms(const TensorView& view, Terms& terms) {
   const std::int64_t size = size_of(view.dtype);
   for (int d = 0; d < view.rank; ++d) {
     const auto n = static_cast<std::size_t>(d);
     const std::int64_t stride = std::abs(view.strides[n]) * size;
-    if (view.shape[n] > 1 && stride != 0) terms.push_back({stride, view.shape[n]});
+    if (view.shape[n] > 1 && stride != 0) terms.add({stride, view.shape[n]});
   }
-  terms.push_back({1, size});
+  terms.add({1, size});
 }
 
 struct Placed {
@@ -101,11 +110,13 @@ Status check_layout(const std::string& where, const char* name, const TensorView
           fmt::format("[{}] {} has a negative size; got shape {}", where, name, shape_text(view)));
     if (view.shape[n] == 0) empty = true;
   }
-  for (int d = 0; d < view.rank && !empty; ++d) {
+  for (int d = 0; d < view.rank; ++d) {
     const auto n = static_cast<std::size_t>(d);
     std::int64_t step = 0;
-    overflow = overflow || __builtin_mul_overflow(elements, view.shape[n], &elements);
-    if (view.shape[n] == 1) continue;
+    // A size of 0 counts as 1, so that the product of any of the sizes fits.
+    overflow = overflow || __builtin_mul_overflow(
+                               elements, std::max<std::int64_t>(view.shape[n], 1), &elements);
+    if (empty || view.shape[n] == 1) continue;
     if (view.strides[n] == std::numeric_limits<std::int64_t>::min()) overflow = true;
     overflow = overflow ||
                __builtin_mul_overflow(view.shape[n] - 1, std::abs(view.strides[n]), &step) ||
@@ -136,23 +147,23 @@ bool overlap(const TensorView& a, const TensorView& b) {
   if (ea.end <= eb.begin || eb.end <= ea.begin) return false;
   // A byte of a (counted from its lowest) and one of b (counted from its highest, downwards) are
   // the same byte when their offsets add up to the distance of these two ends.
-  std::vector<Term> terms;
+  Terms terms, merged;
   add_terms(a, terms);
   add_terms(b, terms);
-  std::sort(terms.begin(), terms.end(),
+  std::sort(terms.list.begin(), terms.list.begin() + static_cast<std::ptrdiff_t>(terms.count),
             [](const Term& x, const Term& y) { return x.stride > y.stride; });
-  std::vector<Term> merged;
-  for (const Term& term : terms) {
-    if (!merged.empty() && merged.back().stride == term.stride)
-      merged.back().count += term.count - 1;
+  for (std::size_t n = 0; n < terms.count; ++n) {
+    const Term& term = terms.list[n];
+    if (n > 0 && terms.list[n - 1].stride == term.stride)
+      merged.list[merged.count - 1].count += term.count - 1;
     else
-      merged.push_back(term);
+      merged.add(term);
   }
-  std::vector<std::int64_t> reach(merged.size() + 1, 0);
-  for (std::size_t n = merged.size(); n-- > 0;)
-    reach[n] = reach[n + 1] + merged[n].stride * (merged[n].count - 1);
+  std::array<std::int64_t, kMaxTerms + 1> reach{};
+  for (std::size_t n = merged.count; n-- > 0;)
+    reach[n] = reach[n + 1] + merged.list[n].stride * (merged.list[n].count - 1);
   int budget = 20000;
-  return reachable(merged, reach, 0, eb.end - 1 - ea.begin, budget);
+  return reachable(merged, reach.data(), 0, eb.end - 1 - ea.begin, budget);
 }
 
 bool writes_each_element_once(const TensorView& view) {
@@ -174,8 +185,7 @@ bool writes_each_element_once(const TensorView& view) {
 }
 
 Status check_memory(const std::string& where, const Problem& problem) {
-  // Large enough for every view of a call: 6 operands of 4 segments with weights, and 24 others.
-  std::array<Placed, 80> placed;
+  std::array<Placed, kMaxViews> placed;
   std::size_t count = 0;
   Status status;
   visit_problem(problem, [&](const TensorView& view, const char* name, Role role) {

@@ -10,10 +10,6 @@
 namespace fovea {
 namespace {
 
-const char* entry_of(const Problem& problem) {
-  return problem.direction == Direction::forward ? "forward" : "backward";
-}
-
 std::string device_name(const Device& device) {
   if (const Backend* backend = find_backend(device.type))
     for (const DeviceInfo& info : backend->devices())
@@ -31,7 +27,7 @@ Status check_device(const Problem& problem) {
     for (const build::Absent& absent : absent_backend_table())
       if (std::string_view(absent.backend) == name_of(problem.device.type)) reason = absent.reason;
   return {StatusCode::unsupported,
-          fmt::format("[{}] device {}:{} cannot be used: {}", entry_of(problem),
+          fmt::format("[{}] device {}:{} cannot be used: {}", name_of(problem.direction),
                       name_of(problem.device.type), problem.device.index, reason)};
 }
 
@@ -40,12 +36,12 @@ Status choose_pool(PlanState& plan, const PlanOptions& options) {
   if (backend->pool == nullptr) return {};
   if (options.num_threads < 0)
     return {StatusCode::invalid, fmt::format("[{}] num_threads must be 0 or positive; got {}",
-                                             entry_of(plan.problem), options.num_threads)};
+                                             name_of(plan.problem.direction), options.num_threads)};
   if (options.pool != nullptr) {
     if (options.pool->run == nullptr || options.pool->threads < 1)
       return {StatusCode::invalid,
               fmt::format("[{}] a ThreadPool needs run and at least one thread; got {} threads",
-                          entry_of(plan.problem), options.pool->threads)};
+                          name_of(plan.problem.direction), options.pool->threads)};
     plan.pool = *options.pool;
     return {};
   }
@@ -103,9 +99,8 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
 /// The caller's workspace, or one of the library's on the CPU.
 Status give_workspace(const PlanState& plan, const RunOptions& options,
                       const BorrowedWorkspace& borrowed, Launch& launch) {
-  launch.workspace_bytes = plan.workspace_bytes;
   if (plan.workspace_bytes == 0) return {};
-  const char* where = entry_of(plan.problem);
+  const char* where = name_of(plan.problem.direction);
   if (options.workspace == nullptr) {
     launch.workspace = borrowed.data();
     if (launch.workspace == nullptr)
@@ -125,25 +120,22 @@ Status give_workspace(const PlanState& plan, const RunOptions& options,
   return {};
 }
 
-void count_call(const PlanState& plan, detail::JobState& job) {
+void count_call(const PlanState& plan) {
   counting::Totals& totals = counting::totals();
   ++(plan.problem.direction == Direction::forward ? totals.forward_calls : totals.backward_calls);
   for (counting::Counter* counter : plan.refusals) ++*counter;
   if (plan.report.fused_prologue) ++totals.fused_prologues;
   if (plan.problem.features.has(Feature::quantization)) ++totals.quantized;
-  if (plan.has_preferred) {
-    ++totals.fallbacks;
-    proof::not_used(job, plan.preferred, plan.preferred_reason, plan.kernel->id);
-  }
+  if (plan.has_preferred) ++totals.fallbacks;
 }
 
 template <class Args>
 Status check_fit_of(const PlanState& plan, const Args& args) {
-  constexpr bool kForward = std::is_same_v<Args, ForwardArgs>;
-  if (plan.problem.direction != (kForward ? Direction::forward : Direction::backward))
-    return {StatusCode::invalid,
-            fmt::format("[{}] the plan was made for {}", kForward ? "forward" : "backward",
-                        entry_of(plan.problem))};
+  constexpr Direction kDirection =
+      std::is_same_v<Args, ForwardArgs> ? Direction::forward : Direction::backward;
+  if (plan.problem.direction != kDirection)
+    return {StatusCode::invalid, fmt::format("[{}] the plan was made for {}", name_of(kDirection),
+                                             name_of(plan.problem.direction))};
   return check_structure(plan.structure, args);
 }
 
@@ -159,11 +151,15 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
       options.workspace == nullptr && plan.pool.run != nullptr ? plan.workspace_bytes : 0);
   FOVEA_RETURN_IF_ERROR(give_workspace(plan, options, borrowed, launch));
 
-  detail::JobState& job = detail::JobState::of(options.job);
-  count_call(plan, job);
+  count_call(plan);
   auto& count = counting::totals().kernels[plan.subject.row];
   ++count.launched;
-  if (Status status = plan.kernel->run(problem, launch); !status.ok()) {
+  Status status = plan.kernel->run(problem, launch);
+  detail::JobState& job = detail::JobState::of(options.job);
+  if (plan.has_preferred)
+    proof::not_used(job, plan.preferred, plan.preferred_reason,
+                    status.ok() ? plan.kernel->id : nullptr);
+  if (!status.ok()) {
     ++count.failed;
     proof::not_used(job, plan.subject, status.message(), nullptr);
     return status;

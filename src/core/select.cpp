@@ -12,10 +12,6 @@
 namespace fovea {
 namespace {
 
-const char* name_of(Direction direction) {
-  return direction == Direction::forward ? "forward" : "backward";
-}
-
 std::string_view environment(const char* name) {
   const char* value = std::getenv(name);
   return value == nullptr ? std::string_view() : std::string_view(value);
@@ -69,14 +65,20 @@ bool is_exclusion(RefusalCode code) {
          code == RefusalCode::device_type;
 }
 
-std::string reasons(const Selection& selection) {
+std::string reasons(const Selection& selection, const Problem& problem) {
   std::string text;
+  bool excluded = false;
   for (const Considered& c : selection.passed_over) {
+    excluded = excluded || c.refusal.code == RefusalCode::not_chosen;
     if (c.refusal.code == RefusalCode::not_chosen || c.refusal.code == RefusalCode::device_type)
       continue;
     text += fmt::format("{}{} — {}", text.empty() ? "" : "; ", c.kernel->id, render(c.refusal));
   }
-  return text.empty() ? "no kernel of this build runs there" : text;
+  if (!text.empty()) return text;
+  if (excluded)
+    return fmt::format("it names no {} kernel for {}", name_of(problem.direction),
+                       name_of(problem.device.type));
+  return "no kernel of this build runs there";
 }
 
 }  // namespace
@@ -138,7 +140,7 @@ Result<Selection> select(const Problem& problem, const EffectiveChoice& choice, 
     if (!choice.backend.empty())
       chosen = fmt::format(" under backend \"{}\" from {}", choice.backend, choice.source);
     return Status(StatusCode::unsupported, fmt::format("[{}] no kernel serves this call{}: {}",
-                                                       where, chosen, reasons(selection)));
+                                                       where, chosen, reasons(selection, problem)));
   }
   if (const Considered* preferred = selection.preferred(); choice.strict && preferred != nullptr)
     return Status(

@@ -12,7 +12,7 @@ namespace fovea {
 
 struct Considered {
   const Kernel* kernel;
-  Refusal refusal;  ///< accept() for the one that serves
+  Refusal refusal;  ///< why it does not serve
 };
 
 struct Selection {

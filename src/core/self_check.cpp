@@ -29,7 +29,7 @@ constexpr Features kReproduced =
     Feature::mixed_dtypes | Feature::f32_result | Feature::tf32 | Feature::dlse;
 
 /// Class of problems that one check stands for.
-using Key = std::tuple<const Kernel*, DType, std::int64_t, std::int64_t, std::uint32_t, int>;
+using Key = std::tuple<const Kernel*, DType, std::int64_t, std::int64_t, std::uint32_t, bool, int>;
 
 Key key_of(const Kernel& kernel, const Problem& problem) {
   const Features features(problem.features.bits & kReproduced.bits);
@@ -38,6 +38,7 @@ Key key_of(const Kernel& kernel, const Problem& problem) {
           bucket_of(problem.head_dim),
           bucket_of(problem.v_head_dim),
           features.bits,
+          std::signbit(problem.scale),
           problem.device.index};
 }
 

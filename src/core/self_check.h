@@ -11,7 +11,8 @@ namespace fovea {
 
 /// Checks `kernel` for the class of `problem` (compute dtype, head-dim bucket, features) unless
 /// that was done before in this process. Failures disable the instantiation: self_check_failed with
-/// the measured error. Kernels whose backend has no oracle, and the oracle itself, are accepted.
+/// the measured error. Accepted unchecked: kernels that serve only by name (the oracle is one),
+/// those of a device without an oracle, problems that the oracle refuses or that have no batch.
 Refusal check_instantiation(const Kernel& kernel, const Problem& problem);
 
 struct SelfCheckState {

@@ -73,8 +73,10 @@ SmallCase::SmallCase(const Problem& like) : like_(like) {
   params_.q = random(like.q().dtype, {kBatch, q_heads_, kQueries, like.head_dim}, 1);
   params_.k = random(like.k().dtype, {kBatch, kv_heads_, kKeys, like.head_dim}, 1);
   params_.v = random(like.v().dtype, {kBatch, kv_heads_, kKeys, like.v_head_dim}, 1);
-  params_.scale = from.scale;
-  params_.softcap = from.softcap;
+  // One check stands for every scale and softcap, so their sizes do not come from the call: logits
+  // of deviation 1, softcapped where that bends them.
+  params_.scale = std::copysign(1 / std::sqrt(static_cast<double>(like.head_dim)), like.scale);
+  params_.softcap = features.has(Feature::softcap) ? 2 : 0;
   params_.dtype_policy = from.dtype_policy;
   params_.f32_precision = from.f32_precision;
   if (from.band) params_.band = shrink(*from.band);
@@ -94,7 +96,7 @@ SmallCase::SmallCase(const Problem& like) : like_(like) {
     params_.dropout.seed = 1234;
   }
   if (features.has(Feature::qk_norm)) {
-    params_.qk_norm = from.qk_norm;
+    params_.qk_norm.enabled = true;
     params_.q.segments[0].norm_weight = random(like.q().dtype, {like.head_dim}, 1);
     params_.k.segments[0].norm_weight = random(like.k().dtype, {like.head_dim}, 1);
   }
@@ -145,7 +147,6 @@ Status SmallCase::execute(const Kernel& kernel, const Problem& problem) {
   std::align(kAlignment, bytes, aligned, space);
   Launch launch;
   launch.workspace = static_cast<std::byte*>(aligned);
-  launch.workspace_bytes = bytes;
   launch.pool = &pool;
   return kernel.run(problem, launch);
 }

@@ -29,7 +29,18 @@ void first_segments(Problem& problem) {
   problem.dout = problem.dout_segments.segments[0].tensor;
 }
 
+/// Every view that is given can be measured, used or not: check_memory measures them all.
+Status check_layouts(const Context& context) {
+  Status status;
+  visit_problem(context.problem, [&](const TensorView& view, const char* name, Role) {
+    if (status.ok() && view.present())
+      status = check_layout(context.where, name, view, 0, kMaxRank);
+  });
+  return status;
+}
+
 Status check_all(Context& context) {
+  FOVEA_RETURN_IF_ERROR(check_layouts(context));
   FOVEA_RETURN_IF_ERROR(check_operands(context));
   FOVEA_RETURN_IF_ERROR(check_dtypes(context));
   FOVEA_RETURN_IF_ERROR(check_scores(context));
@@ -42,7 +53,7 @@ Status check_all(Context& context) {
 }
 
 Result<Problem> finish(Problem problem) {
-  Context context{problem, problem.direction == Direction::forward ? "forward" : "backward"};
+  Context context{problem, name_of(problem.direction)};
   if (Status status = check_all(context); !status.ok()) return status;
   visit_problem(problem, [](auto& view, const char*, Role) { normalise_strides(view); });
   first_segments(problem);
@@ -50,7 +61,7 @@ Result<Problem> finish(Problem problem) {
 }
 
 /// Everything of the parameters that is not a view and must not change between plan and run.
-/// `f(a_value, b_value, name)` for each.
+/// `f(value, name)` for each.
 template <class F>
 void visit_scalars(const AttentionParams& a, F&& f) {
   f(static_cast<std::int64_t>(a.scale.has_value()), "scale");
@@ -134,11 +145,10 @@ Status check_structure_of(const Structure& planned, const Args& args, const char
 
 template <class Args>
 Status rebind_any(Problem& problem, const Args& args, const char* where) {
-  std::array<const void*, 80> pointers;
+  std::array<const void*, kMaxViews> pointers;
   std::size_t count = 0;
-  visit_views(args, [&](const TensorView& view, const char*, Role) {
-    if (count < pointers.size()) pointers[count++] = view.data;
-  });
+  visit_views(args,
+              [&](const TensorView& view, const char*, Role) { pointers[count++] = view.data; });
   std::size_t next = 0;
   visit_problem(problem, [&](auto& view, const char*, Role) {
     view.data = const_cast<void*>(pointers[next++]);  // NOLINT: outputs were given as void*

@@ -26,7 +26,8 @@ Structure structure_of(const BackwardArgs& args);
 Status check_structure(const Structure& planned, const ForwardArgs& args);
 Status check_structure(const Structure& planned, const BackwardArgs& args);
 
-/// `planned` with the data pointers, seed and offsets of `args`, its memory checked again.
+/// Gives `problem`, as planned, the data pointers, seed and offsets of `args`, and checks what
+/// depends on them again.
 Status rebind(Problem& problem, const ForwardArgs& args);
 Status rebind(Problem& problem, const BackwardArgs& args);
 

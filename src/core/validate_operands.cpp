@@ -8,16 +8,6 @@ namespace {
 
 constexpr std::int64_t kMaxHeadDim = 512;
 
-bool is_index(DType dtype) { return dtype == DType::i32 || dtype == DType::i64; }
-
-Status check_index_view(const Context& c, const char* name, const TensorView& view,
-                        std::initializer_list<std::int64_t> shape) {
-  FOVEA_RETURN_IF_ERROR(check_view(c, name, view, 1, kMaxRank, false));
-  if (!is_index(view.dtype))
-    return c.invalid("{} must be i32 or i64; got {}", name, name_of(view.dtype));
-  return check_shape(c, name, view, shape);
-}
-
 /// What the segments of one operand agree on.
 struct OperandDims {
   std::int64_t batch = 0, heads = 0, seq = 0, dim = 0;
@@ -125,6 +115,15 @@ Status check_shape(const Context& c, const char* name, const TensorView& view,
                    shape_text(view));
 }
 
+Status check_index_view(const Context& c, const char* name, const TensorView& view,
+                        std::initializer_list<std::int64_t> shape) {
+  const int rank = static_cast<int>(shape.size());
+  FOVEA_RETURN_IF_ERROR(check_view(c, name, view, rank, rank, false));
+  if (view.dtype != DType::i32 && view.dtype != DType::i64)
+    return c.invalid("{} must be i32 or i64; got {}", name, name_of(view.dtype));
+  return check_shape(c, name, view, shape);
+}
+
 Status check_operands(Context& c) {
   Problem& p = c.problem;
   const AttentionParams& a = p.params;
@@ -164,10 +163,10 @@ Status check_operands(Context& c) {
   if (packed) {
     p.features.add(Feature::varlen);
     const Varlen& varlen = a.varlen;
-    FOVEA_RETURN_IF_ERROR(check_view(c, "cu_seqlens_q", varlen.cu_seqlens_q, 1, 1, false));
-    p.batch = varlen.cu_seqlens_q.shape[0] - 1;
-    if (p.batch < 0) return c.invalid("cu_seqlens_q must have batch + 1 elements; got none");
-    FOVEA_RETURN_IF_ERROR(check_index_view(c, "cu_seqlens_q", varlen.cu_seqlens_q, {p.batch + 1}));
+    const std::int64_t bounds = varlen.cu_seqlens_q.shape[0];
+    FOVEA_RETURN_IF_ERROR(check_index_view(c, "cu_seqlens_q", varlen.cu_seqlens_q, {bounds}));
+    if (bounds < 1) return c.invalid("cu_seqlens_q must have batch + 1 elements; got none");
+    p.batch = bounds - 1;
     if (varlen.max_q_len < 0 || varlen.max_kv_len < 0)
       return c.invalid("varlen maxima must not be negative; got max_q_len={}, max_kv_len={}",
                        varlen.max_q_len, varlen.max_kv_len);

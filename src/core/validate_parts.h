@@ -35,7 +35,7 @@ Status check_gradients(Context& context);
 
 /// RoPE rows needed by the call against the rows of the tables.
 Status check_rope_rows(const std::string& where, const Problem& problem);
-/// Dropout positions and offset against the counter's widths.
+/// Dropout positions and streams against the counter's widths.
 Status check_dropout_range(const std::string& where, const Problem& problem);
 
 /// Layout and device of one view; floating dtype if `floating`.
@@ -44,6 +44,9 @@ Status check_view(const Context& context, const char* name, const TensorView& vi
 /// The view has exactly this shape.
 Status check_shape(const Context& context, const char* name, const TensorView& view,
                    std::initializer_list<std::int64_t> shape);
+/// Layout and device of one view of i32 or i64 with exactly this shape.
+Status check_index_view(const Context& context, const char* name, const TensorView& view,
+                        std::initializer_list<std::int64_t> shape);
 
 }  // namespace fovea::validation
 

@@ -7,9 +7,9 @@ namespace fovea::validation {
 namespace {
 
 /// Forward-shaped results are [batch, q_heads, q_len, dim], or [total_q, q_heads, dim] when packed,
-/// in segments along q_len. `first` receives the first segment.
-template <class Operands, class View>
-Status check_out(Context& c, const char* name, const Operands& operand, View& first) {
+/// in segments along q_len.
+template <class Operands>
+Status check_out(Context& c, const char* name, const Operands& operand) {
   Problem& p = c.problem;
   const bool packed = p.features.has(Feature::varlen);
   if (operand.count > kMaxSegments || (packed && operand.count > 1))
@@ -37,7 +37,6 @@ Status check_out(Context& c, const char* name, const Operands& operand, View& fi
   if (!packed && rows != p.q_len)
     return c.invalid("{} segments must add up to q_len={}; got {}", name, p.q_len, rows);
   if (operand.count > 1) p.features.add(Feature::segmented_results);
-  first = operand.segments[0].tensor;
   return {};
 }
 
@@ -118,7 +117,7 @@ Status check_mask_gradient(Context& c) {
 Status check_forward_results(Context& c) {
   Problem& p = c.problem;
   if (!p.out_segments.present()) return c.invalid("out is missing");
-  FOVEA_RETURN_IF_ERROR(check_out(c, "out", p.out_segments, p.out));
+  FOVEA_RETURN_IF_ERROR(check_out(c, "out", p.out_segments));
   for (int n = 0; n < p.out_segments.count; ++n)
     FOVEA_RETURN_IF_ERROR(check_writable(c, "out", p.out_segments.segments[n].tensor));
   if (!p.lse.present()) return {};
@@ -132,8 +131,8 @@ Status check_gradients(Context& c) {
     return c.invalid("out is missing: backward needs forward's result");
   if (!p.saved_lse.present()) return c.invalid("lse is missing: backward needs forward's LSE");
   if (!p.dout_segments.present()) return c.invalid("dout is missing");
-  FOVEA_RETURN_IF_ERROR(check_out(c, "out", p.saved_out_segments, p.saved_out));
-  FOVEA_RETURN_IF_ERROR(check_out(c, "dout", p.dout_segments, p.dout));
+  FOVEA_RETURN_IF_ERROR(check_out(c, "out", p.saved_out_segments));
+  FOVEA_RETURN_IF_ERROR(check_out(c, "dout", p.dout_segments));
   FOVEA_RETURN_IF_ERROR(check_lse_shape(c, "lse", p.saved_lse));
   if (p.dlse.present()) {
     FOVEA_RETURN_IF_ERROR(check_lse_shape(c, "dlse", p.dlse));

@@ -78,14 +78,6 @@ Status check_norm_weights(Context& c, const char* name, const Operand& operand, 
   return {};
 }
 
-Status check_rope_offsets(Context& c, const char* name, const TensorView& view) {
-  if (!view.present()) return {};
-  FOVEA_RETURN_IF_ERROR(check_view(c, name, view, 1, 1, false));
-  if (view.dtype != DType::i32 && view.dtype != DType::i64)
-    return c.invalid("{} must be i32 or i64; got {}", name, name_of(view.dtype));
-  return check_shape(c, name, view, {c.problem.batch});
-}
-
 Status check_rope(Context& c) {
   Problem& p = c.problem;
   Rope& rope = p.params.rope;
@@ -119,8 +111,10 @@ Status check_rope(Context& c) {
   if (rope.cos.rank != rope.sin.rank || rope.cos.shape != rope.sin.shape)
     return c.invalid("rope cos and sin must have the same shape; got {} and {}",
                      shape_text(rope.cos), shape_text(rope.sin));
-  FOVEA_RETURN_IF_ERROR(check_rope_offsets(c, "rope q_offsets", rope.q_offsets));
-  FOVEA_RETURN_IF_ERROR(check_rope_offsets(c, "rope k_offsets", rope.k_offsets));
+  if (rope.q_offsets.present())
+    FOVEA_RETURN_IF_ERROR(check_index_view(c, "rope q_offsets", rope.q_offsets, {p.batch}));
+  if (rope.k_offsets.present())
+    FOVEA_RETURN_IF_ERROR(check_index_view(c, "rope k_offsets", rope.k_offsets, {p.batch}));
   if (!rope.rotate_q && !rope.rotate_k) return {};
   p.features.add(Feature::rope);
   return check_rope_rows(c.where, p);
@@ -187,13 +181,9 @@ Status check_dropout(Context& c) {
   };
   FOVEA_RETURN_IF_ERROR(check_value("dropout seed_tensor", dropout.seed_tensor));
   FOVEA_RETURN_IF_ERROR(check_value("dropout offset_tensor", dropout.offset_tensor));
-  if (dropout.streams.present()) {
-    FOVEA_RETURN_IF_ERROR(check_view(c, "dropout streams", dropout.streams, 2, 2, false));
-    if (dropout.streams.dtype != DType::i32 && dropout.streams.dtype != DType::i64)
-      return c.invalid("dropout streams must be i32 or i64; got {}",
-                       name_of(dropout.streams.dtype));
-    FOVEA_RETURN_IF_ERROR(check_shape(c, "dropout streams", dropout.streams, {p.batch, p.q_heads}));
-  }
+  if (dropout.streams.present())
+    FOVEA_RETURN_IF_ERROR(
+        check_index_view(c, "dropout streams", dropout.streams, {p.batch, p.q_heads}));
   return check_dropout_range(c.where, p);
 }
 

@@ -2,6 +2,8 @@
 // them.
 #pragma once
 
+#include <cstddef>
+
 #include <fovea/attention.h>
 
 #include "contract/problem.h"
@@ -10,6 +12,9 @@ namespace fovea {
 
 /// What a view is to the call.
 enum class Role : std::uint8_t { input, output };
+
+/// Views of the largest call: backward's 8 operands in segments with their weights, and 18 others.
+inline constexpr std::size_t kMaxViews = 8 * kMaxSegments * 2 + 18;
 
 namespace detail {
 

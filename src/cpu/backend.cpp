@@ -17,7 +17,7 @@ std::vector<DeviceInfo> cpu_devices() {
 }  // namespace
 
 extern const Backend cpu_backend;
-const Backend cpu_backend = {
-    "cpu", DeviceType::cpu, cpu_devices, cpu::default_threads, cpu::shared_pool, cpu::merge};
+const Backend cpu_backend = {DeviceType::cpu, cpu_devices, cpu::default_threads, cpu::shared_pool,
+                             cpu::merge};
 
 }  // namespace fovea

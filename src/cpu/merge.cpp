@@ -25,12 +25,11 @@ void merge_row(const MergeProblem& p, std::int64_t b, std::int64_t h, std::int64
   double largest = sink;
   for (const PartialResult& part : p.parts) {
     const double lse = lse_of(part.lse);
-    if (!(lse <= largest)) largest = lse;  // NaN is kept
+    if (std::isnan(lse) || lse > largest) largest = lse;  // NaN is kept
   }
-  const double shift = std::isinf(largest) && largest < 0 ? 0 : largest;
-  double sum = std::exp(sink - shift);
-  for (const PartialResult& part : p.parts) sum += std::exp(lse_of(part.lse) - shift);
-  const double lse = largest == kMinusInfinity ? kMinusInfinity : shift + std::log(sum);
+  double sum = std::exp(sink - largest);
+  for (const PartialResult& part : p.parts) sum += std::exp(lse_of(part.lse) - largest);
+  const double lse = std::isinf(largest) ? largest : largest + std::log(sum);
   if (p.lse.present()) store_element(p.lse.data, p.lse.dtype, offset_of(p.lse, b, h, i), lse);
   for (std::int64_t d = 0; d < p.out.shape[3]; ++d) {
     double value = 0;

@@ -14,11 +14,14 @@ bool packed_q(const Problem& p) { return p.params.varlen.cu_seqlens_q.present();
 bool packed_k(const Problem& p) { return p.params.varlen.cu_seqlens_k.present(); }
 bool paged(const Problem& p) { return p.params.paged.block_table.present(); }
 
+/// Entries that fall are raised to the largest before them, so that no two sequences share a row.
 Range packed_rows_of(const TensorView& cu_seqlens, std::int64_t b, std::int64_t total,
                      std::int64_t max_len) {
   const std::int64_t stride = cu_seqlens.strides[0];
-  const std::int64_t begin =
-      std::clamp(load_integer(cu_seqlens, b * stride), std::int64_t{0}, total);
+  std::int64_t begin = 0;
+  for (std::int64_t n = 0; n <= b; ++n)
+    begin = std::max(begin, load_integer(cu_seqlens, n * stride));
+  begin = std::min(begin, total);
   const std::int64_t end = std::clamp(load_integer(cu_seqlens, (b + 1) * stride), begin, total);
   return {begin, begin + std::min(end - begin, max_len)};
 }
@@ -28,6 +31,10 @@ std::int64_t paged_capacity(const Problem& p) {
   if (pages == 0) return 0;
   const std::int64_t rows = p.params.paged.block_table.shape[1] * p.k().shape[1];
   return std::min(rows, p.kv_len);
+}
+
+const Operand& operand_of(const Problem& p, Side side) {
+  return side == Side::q ? p.params.q : side == Side::k ? p.params.k : p.params.v;
 }
 
 bool normalised(const Problem& p, Side side) { return p.params.qk_norm.enabled && side != Side::v; }
@@ -123,10 +130,6 @@ std::int64_t place_of_lse(const Problem& p, const TensorView& view, const Sequen
                           std::int64_t head, std::int64_t row) {
   if (packed_q(p)) return head * view.strides[0] + (s.q_begin + row) * view.strides[1];
   return s.batch * view.strides[0] + head * view.strides[1] + row * view.strides[2];
-}
-
-const Operand& operand_of(const Problem& p, Side side) {
-  return side == Side::q ? p.params.q : side == Side::k ? p.params.k : p.params.v;
 }
 
 RowPlace place_of(const Problem& p, Side side, const TensorView& view, const Sequence& s,

@@ -27,7 +27,8 @@ struct Sequence {
   std::int64_t kv_capacity = 0;  ///< rows of k and v that belong to it, used or not
 };
 
-/// Lengths of sequence b. Values read from tensors are clamped to the tensors and the maxima.
+/// Lengths of sequence b. Values read from tensors are clamped to the tensors and the maxima, and
+/// no two sequences share a row.
 Sequence sequence_of(const Problem& problem, std::int64_t b);
 
 /// Where a row begins, and from one of its elements to the next; in elements.
@@ -43,8 +44,6 @@ std::int64_t place_of_lse(const Problem& problem, const TensorView& view, const 
                           std::int64_t head, std::int64_t row);
 
 enum class Side { q, k, v };
-
-const Operand& operand_of(const Problem& problem, Side side);
 
 /// A row of an operand or result: which segment holds it, and which of the segment's rows it is.
 struct SegmentRow {

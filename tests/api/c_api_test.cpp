@@ -111,7 +111,19 @@ TEST(CApi, EveryParameterArrives) {
   refused([](fovea_params& p) { p.block_table = p.q.segments[0].tensor; }, "paged KV cache");
   refused([](fovea_params& p) { p.rope_cos = p.q.segments[0].tensor; }, "sin is missing");
   refused([](fovea_params& p) { p.rope_sin = p.q.segments[0].tensor; }, "cos is missing");
-  refused([](fovea_params& p) { p.rope_cos = p.rope_sin = p.q.segments[0].tensor; }, "rope style");
+  refused([](fovea_params& p) { p.rope_cos = p.rope_sin = p.q.segments[0].tensor; }, "rope cos");
+  refused(
+      [](fovea_params& p) { p.rope_cos = p.rope_sin = p.q.segments[0].tensor, p.rope_style = 9; },
+      "rope style");
+  refused(
+      [](fovea_params& p) { p.rope_cos = p.rope_sin = p.q.segments[0].tensor, p.rope_table = 9; },
+      "rope table");
+  refused(
+      [](fovea_params& p) {
+        p.alibi_slopes = p.q.segments[0].tensor, p.alibi_anchor = 9;
+        p.alibi_slopes.rank = 1, p.alibi_slopes.shape[0] = Call::kQHeads;
+      },
+      "alibi anchor");
   refused([](fovea_params& p) { p.qk_norm = 1, p.qk_norm_eps = -5; }, "eps must be");
   refused([](fovea_params& p) { p.q.segments[0].norm_weight = p.q.segments[0].tensor; },
           "q norm_weight");
@@ -120,6 +132,33 @@ TEST(CApi, EveryParameterArrives) {
   refused([](fovea_params& p) { p.quantized_dtype = 9; }, "quantisation dtype");
   refused([](fovea_params& p) { p.quantized_block = 9; }, "quantisation block");
   refused([](fovea_params& p) { p.quantized_dtype = 3; }, "quantisation");
+}
+
+TEST(CApi, AZeroedFieldIsItsDefault) {
+  // QK-norm, RoPE and ALiBi with what their C++ structs begin with.
+  std::vector<float> angles = Call::values(Call::kKvLen * Call::kDim / 2, 5);
+  std::vector<float> slopes = Call::values(Call::kQHeads, 6);
+  CCall c;
+  // So small that the norm's eps counts.
+  for (float& x : c.call.q) x *= 1e-3f;
+  c.params.qk_norm = 1;
+  c.params.rope_cos = c.params.rope_sin =
+      tensor(TensorView(angles.data(), DType::f32, {Call::kKvLen, Call::kDim / 2}));
+  c.params.alibi_slopes = tensor(TensorView(slopes.data(), DType::f32, {Call::kQHeads}));
+  fovea_options options = {};
+  options.struct_size = sizeof(options);
+  options.kernel = "cpu.reference";
+  ASSERT_EQ(fovea_forward(&c.forward, &options), FOVEA_OK) << fovea_last_error();
+  Call cxx;
+  cxx.q = c.call.q;
+  ForwardArgs args = cxx.forward_args();
+  args.params.qk_norm.enabled = true;
+  args.params.rope.cos = args.params.rope.sin =
+      TensorView(angles.data(), DType::f32, {Call::kKvLen, Call::kDim / 2});
+  args.params.alibi.slopes = TensorView(slopes.data(), DType::f32, {Call::kQHeads});
+  ASSERT_TRUE(forward(args, choose("cpu.reference")).ok());
+  EXPECT_EQ(c.call.out, cxx.out);
+  EXPECT_EQ(c.call.lse, cxx.lse);
 }
 
 TEST(CApi, StructsMayBeOlderOrNewer) {

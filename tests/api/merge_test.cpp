@@ -75,6 +75,27 @@ TEST(Merge, NanInAPartIsKept) {
   EXPECT_TRUE(std::isnan(merge({{{1, 1}, {NAN}}, {{1, 1}, {0}}}).lse));
 }
 
+TEST(Merge, NanInALseIsKeptWhateverFollows) {
+  for (const float other : {-kInfinity, 0.0f, kInfinity}) {
+    for (const bool first : {true, false}) {
+      const Part nan{{1, 1}, {NAN}}, rest{{1, 1}, {other}};
+      const Merged m = first ? merge({nan, rest}) : merge({rest, nan});
+      EXPECT_TRUE(std::isnan(m.lse)) << other;
+      EXPECT_TRUE(std::isnan(m.out[0])) << other;
+    }
+  }
+}
+
+TEST(Merge, PlusInfinityIsKept) {
+  // As in one call with a score of +inf: its own weight is inf - inf.
+  const Merged m = merge({{{1, 1}, {kInfinity}}, {{3, 3}, {0}}});
+  EXPECT_EQ(m.lse, kInfinity);
+  EXPECT_TRUE(std::isnan(m.out[0]));
+  const Merged sink = merge({{{1, 1}, {0}}}, &kInfinity);
+  EXPECT_EQ(sink.lse, kInfinity);
+  EXPECT_EQ(sink.out, (std::vector<float>{0, 0}));
+}
+
 TEST(Merge, LargeLseDoNotOverflow) {
   const Merged m = merge({{{1, 1}, {80000}}, {{3, 3}, {80000}}});
   EXPECT_FLOAT_EQ(m.out[0], 2);

@@ -213,6 +213,31 @@ const Spoiled kSpoiled[] = {
        a.params.paged.block_table = zeros(DType::i32, {2, 1});
      },
      "[forward] a paged KV cache needs seqused_k for its lengths"},
+    {"rank_of_a_view_that_is_not_used",
+     [](ForwardArgs& a) {
+       a.params.dropout.seed_tensor = zeros(DType::i64, {1});
+       a.params.dropout.seed_tensor.rank = 100;
+     },
+     "[forward] dropout seed_tensor must have 0 to 5 dimensions; got 100"},
+    {"shape_of_a_view_that_is_not_used",
+     [](ForwardArgs& a) {
+       a.params.rope.q_offsets = zeros(DType::i64, {INT64_MAX, INT64_MAX});
+     },
+     "[forward] rope q_offsets is larger than 63 bits can address; got shape "
+     "[9223372036854775807, 9223372036854775807]"},
+    {"dropout_streams_dtype",
+     [](ForwardArgs& a) {
+       a.params.dropout.probability = 0.5;
+       a.params.dropout.streams = zeros(DType::f32, {2, 4});
+     },
+     "[forward] dropout streams must be i32 or i64; got f32"},
+    {"cu_seqlens_rank",
+     [](ForwardArgs& a) {
+       a.params.q = zeros(DType::f32, {5, 4, 8});
+       a.params.k = a.params.v = zeros(DType::f32, {7, 2, 8});
+       a.params.varlen.cu_seqlens_q = a.params.varlen.cu_seqlens_k = zeros(DType::i32, {3, 1});
+     },
+     "[forward] cu_seqlens_q must have 1 dimensions; got 2"},
     {"misaligned",
      [](ForwardArgs& a) {
        // An odd address; its low digits are what the message must end with.

@@ -71,6 +71,21 @@ TEST(CaseName, CombinationsThatTheContractRefuses) {
   EXPECT_NE(error_of("b1_hq2_hkv2_q5_k7_d7_f32_rope-il-half-s-all-f32"), "");
 }
 
+TEST(CaseName, TensorsThatNoMachineHoldsAreRefused) {
+  const std::string many = "b1048576_hq1048576_hkv1048576_q1048576_k1_d16_f32";
+  EXPECT_NE(error_of(many).find("2^40 elements"), std::string::npos) << error_of(many);
+  const std::string long_one = "b1_hq1_hkv1_q1048576_k1048576_d64_f32";
+  EXPECT_EQ(error_of(long_one), "");
+  EXPECT_EQ(error_of(long_one + "_mask-bool-b1qk-random"), "");
+  const std::string heads = "b1_hq1024_hkv1_q1048576_k1048576_d64_f32";
+  EXPECT_EQ(error_of(heads + "_mask-bool-b1qk-random"), "");
+  EXPECT_NE(error_of(heads + "_mask-bool-bhqk-random").find("2^40"), std::string::npos);
+  const std::string base = "b1_hq2_hkv2_q5_k7_d8_f32";
+  EXPECT_NE(error_of(base + "_seqused_paged1048577").find("2^20"), std::string::npos);
+  EXPECT_NE(error_of(base + "_rope-il-half-s-all-f32_ropeoff-1048577-0").find("2^20"),
+            std::string::npos);
+}
+
 TEST(CaseName, InputsFollowFromNameAndSeed) {
   const Case spec =
       parse_case("b3_hq4_hkv2_q20_k30_d8_bf16_causal_br_varlen_dropout0.5_dlse").value();

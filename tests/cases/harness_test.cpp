@@ -169,6 +169,23 @@ TEST(Harness, SampledRowsAreJudgedLikeAllRows) {
   }
 }
 
+TEST(Harness, AYardstickThatIsNotFiniteAllowsNothing) {
+  ErrorSums sums;
+  sums.add({{}, 1}, 1.0, 1.0, HUGE_VAL);
+  const Comparison comparison = sums.compare(DType::f32);
+  EXPECT_TRUE(comparison.ok());
+  EXPECT_EQ(comparison.baseline_error, 0);
+}
+
+TEST(Harness, ForwardOfNoKernelIsTheLibrarysChoice) {
+  PreparedCase prepared(parse_case("b1_hq2_hkv2_q20_k30_d8_f32").value(), 1);
+  reset_counters();
+  ASSERT_TRUE(prepared.saved("").ok());
+  ASSERT_EQ(counters().kernels.size(), 1u);
+  EXPECT_NE(counters().kernels[0].kernel, "cpu.reference.forward");
+  EXPECT_EQ(prepared.saved("cpu.nothing.backward").status().code(), StatusCode::invalid);
+}
+
 TEST(Harness, CountsTheVisiblePairs) {
   EXPECT_EQ(visible_pairs(parse_case("b2_hq3_hkv3_q4_k5_d8_f32").value()), 2 * 3 * 4 * 5);
   EXPECT_EQ(visible_pairs(parse_case("b1_hq1_hkv1_q4_k4_d8_f32_causal").value()), 10);

@@ -2,6 +2,8 @@
 // there.
 #include <cmath>
 #include <cstring>
+#include <filesystem>
+#include <utility>
 #include <vector>
 
 #include <nlohmann/json.hpp>
@@ -43,6 +45,7 @@ TEST(Cli, HelpIsCompleteForEveryCommand) {
     EXPECT_EQ(own.exit_code, 0) << own.err;
     EXPECT_NE(own.out.find("--help"), std::string::npos);
   }
+  EXPECT_NE(help.out.find("FOVEA_CPU_ISA"), std::string::npos) << help.out;
   EXPECT_EQ(run_tool("--version").exit_code, 0);
 }
 
@@ -56,8 +59,26 @@ TEST(Cli, WrongUsageIsOneLineAndExitCode2) {
   expect_usage_error(run_tool("check --threads 1,two"), "two");
   expect_usage_error(run_tool("bench b1"), "missing");
   expect_usage_error(run_tool("bench --rounds 3"), "3");
+  expect_usage_error(run_tool("bench --min-time nan"), "nan");
+  expect_usage_error(run_tool("check --random 1 --seed -1"), "'-1'");
   expect_usage_error(run_tool(std::string("bench --peer cpu.nothing ") + kCase), "cpu.nothing");
+  expect_usage_error(
+      run_tool(std::string("bench --direction backward --kernel cpu.portable.forward ") + kCase),
+      "no backward kernel is called 'cpu.portable.forward'");
   expect_usage_error(run_tool("info --why-not b1_hq2"), "missing");
+}
+
+TEST(Cli, WhatCannotBePrintedIsAFailure) {
+  const auto exit_code_of = [](const std::string& arguments) {
+    return WEXITSTATUS(std::system((FOVEA_CLI_PATH " " + arguments).c_str()));
+  };
+  for (const std::string command :
+       {"info", "info --json", "--help", "--version",
+        "check --kernel cpu.portable.forward b1_hq2_hkv1_q20_k30_d8_f32_causal"}) {
+    EXPECT_EQ(exit_code_of(command + " >/dev/full 2>/dev/null"), 1) << command;
+    EXPECT_EQ(exit_code_of(command + " >&- 2>/dev/null"), 1) << command;
+  }
+  EXPECT_EQ(exit_code_of("chekc 2>/dev/full"), 2);
 }
 
 TEST(Cli, InfoListsDevicesKernelsAndAbsentBackends) {
@@ -139,6 +160,12 @@ TEST(Cli, BenchFailsForACaseThatTheKernelRefuses) {
   const ProcessResult result = run_tool(
       "bench --min-time 0.001 --kernel cpu.portable.forward b1_hq2_hkv2_q5_k7_d8_f32_int8");
   expect_failure(result, "quantisation");
+}
+
+TEST(Cli, BenchSaysBeforeTheWorkThatItCannotWrite) {
+  const ProcessResult result = run_tool(std::string("bench --json /nonexistent/b.json ") + kCase);
+  expect_failure(result, "/nonexistent/b.json");
+  EXPECT_EQ(result.out, "");
 }
 
 /// q, k, v and dout of a small call as files.
@@ -247,20 +274,103 @@ TEST_F(CliRun, WrongCallsSayWhatIsWrongAndWriteNothing) {
   expect_usage_error(run_tool(inputs() + out + " --backward"), "--dout");
   expect_usage_error(run_tool(inputs() + out + " --dq " + path("dq.npy")), "--backward");
   expect_usage_error(run_tool(inputs() + out + " --causal top_left --window 1 2"), "--window");
-  expect_failure(run_tool(inputs() + out + " --window 1 2"), "--anchor");
-  expect_failure(run_tool(inputs() + out + " --window 1 x --anchor top_left"), "'x'");
-  expect_failure(run_tool(inputs() + out + " --window -1 2 --anchor top_left"), "-1");
+  expect_usage_error(run_tool(inputs() + out + " --causal top_left --anchor bottom_right"),
+                     "contradicts");
+  expect_usage_error(run_tool(inputs() + out + " --window 1 x --anchor top_left"), "'x'");
+  expect_usage_error(run_tool(inputs() + out + " --window -1 2 --anchor top_left"), "'-1'");
+  expect_usage_error(run_tool(inputs() + "--out " + path("o.txt")), "o.txt");
+  expect_usage_error(run_tool(inputs() + "--out " + path("o.safetensors")), "tensor name");
+  expect_usage_error(run_tool(inputs() + out + " --kernel cpu.nothing.forward"),
+                     "cpu.nothing.forward");
+  expect_usage_error(run_tool(inputs() + out + " --backend nothing"), "'nothing'");
+  expect_usage_error(run_tool(inputs() + out + " --dropout 0.1 --seed -1"), "'-1'");
+  expect_usage_error(run_tool(inputs() + out + " --dropout 0.1 --seed 18446744073709551616"),
+                     "2^64");
   expect_failure(run_tool(inputs() + out + " --scale nan"), "scale");
-  expect_failure(run_tool(inputs() + "--out " + path("o.txt")), "o.txt");
-  expect_failure(run_tool(inputs() + "--out " + path("o.safetensors")), "tensor name");
   expect_failure(run_tool(inputs() + "--cast bf16 --out " + path("o.npy")), "bf16");
-  expect_failure(run_tool(inputs() + out + " --lse " + path("o.npy")), "two outputs");
-  expect_failure(run_tool(inputs() + out + " --kernel cpu.nothing.forward"), "cpu.nothing.forward");
-  expect_failure(run_tool(inputs() + "--out " + path("no/folder/o.npy")), "no/folder");
   expect_failure(run_tool("run --q " + path("q.npy") + " --k " + path("v.npy") + " --v " +
                           path("v.npy") + " " + out),
                  "head_dim");
   expect_failure(run_tool(inputs() + out + " --mask " + path("q.npy")), "mask");
+  EXPECT_EQ(folder_.listing(), before);
+}
+
+TEST_F(CliRun, AnOptionWithoutTheOneItNeedsIsRefused) {
+  const std::string file = " " + path("dout.npy");
+  const std::pair<std::string, std::string> cases[] = {
+      {"--window 1 2", "--anchor"},
+      {"--anchor top_left", "--window or --alibi"},
+      {"--alibi" + file, "--anchor"},
+      {"--seed 1", "--dropout"},
+      {"--max-q-len 4", "--cu-seqlens-q"},
+      {"--max-kv-len 4", "--cu-seqlens-k or --block-table"},
+      {"--norm-eps 0.1", "--qk-norm"},
+      {"--q-norm-weight" + file, "--qk-norm"},
+      {"--rotary-dim 2", "--rope-cos"},
+      {"--rope-sin" + file, "--rope-cos"},
+      {"--dout" + file, "--backward"},
+      {"--f32-grads", "--backward"},
+      {"--backward --dout" + file + " --dmask " + path("dmask.npy"), "additive --mask"},
+      {"--backward --dout" + file + " --dsinks " + path("dsinks.npy"), "--sinks"}};
+  const std::string before = folder_.listing();
+  for (const auto& [options, needed] : cases) {
+    expect_usage_error(run_tool(inputs() + "--out " + path("o.npy ") + options), needed);
+  }
+  EXPECT_EQ(folder_.listing(), before);
+}
+
+TEST_F(CliRun, AnOutputNeverReplacesAnInput) {
+  std::filesystem::create_symlink("q.npy", path("link.npy"));
+  std::filesystem::create_hard_link(path("q.npy"), path("hard.npy"));
+  const std::string before = test::read_file(path("q.npy"));
+  for (const char* name : {"q.npy", "./q.npy", "link.npy", "hard.npy"}) {
+    const ProcessResult result = run_tool(inputs() + "--out " + path(name));
+    expect_usage_error(result, path(name));
+    expect_usage_error(result, path("q.npy"));
+    EXPECT_EQ(test::read_file(path("q.npy")), before);
+  }
+  const io::Array q = io::read_npy(path("q.npy")).value();
+  throw_if_error(io::write_safetensors(path("all.safetensors"),
+                                       {{"q", DType::f32, q.info.shape, q.data.data()}}));
+  expect_usage_error(run_tool("run --q " + path("all.safetensors:q") + " --k " + path("k.npy") +
+                              " --v " + path("v.npy") + " --out " + path("all.safetensors:out")),
+                     "all.safetensors");
+  EXPECT_TRUE(io::SafetensorsFile::open(path("all.safetensors"))->find("q") != nullptr);
+}
+
+TEST_F(CliRun, TwoOutputsNeverShareOnePlace) {
+  for (const char* lse : {"o.npy", "./o.npy", "../folder/o.npy"}) {
+    std::filesystem::create_directory(path("folder"));
+    const ProcessResult result =
+        run_tool(inputs() + "--out " + path("folder/o.npy") + " --lse " + path("folder/") + lse);
+    expect_usage_error(result, "two outputs");
+    expect_usage_error(result, path("folder/") + lse);
+  }
+  const ProcessResult result = run_tool(inputs() + "--out " + path("r.safetensors:out") +
+                                        " --lse " + path("./r.safetensors:lse"));
+  EXPECT_EQ(result.exit_code, 0) << result.err;
+  EXPECT_EQ(io::SafetensorsFile::open(path("r.safetensors"))->entries().size(), 2u);
+}
+
+TEST_F(CliRun, AnOutputThroughALinkGoesToItsTarget) {
+  std::filesystem::create_directory(path("folder"));
+  std::filesystem::create_symlink("folder/target.npy", path("link.npy"));
+  for (int times = 0; times < 2; ++times) {  // to be made, and there
+    EXPECT_EQ(run_tool(inputs() + "--out " + path("link.npy")).exit_code, 0);
+    EXPECT_TRUE(std::filesystem::is_symlink(path("link.npy")));
+    EXPECT_EQ(io::read_npy_info(path("folder/target.npy"))->shape,
+              (std::vector<std::int64_t>{1, 2, 3, 2}));
+  }
+}
+
+TEST_F(CliRun, AnOutputThatCannotBeWrittenIsSaidBeforeTheWork) {
+  const std::string before = folder_.listing();
+  const ProcessResult result = run_tool(inputs() + "--out " + path("no/folder/o.npy"));
+  expect_failure(result, "no/folder");
+  EXPECT_EQ(result.out, "");
+  // Limits of the shell's are in blocks of 512 bytes; 0 lets a file be made, and nothing written.
+  const ProcessResult limited = run_tool(inputs() + "--out " + path("o.npy"), "ulimit -f 0; ");
+  EXPECT_EQ(limited.exit_code, 1);
   EXPECT_EQ(folder_.listing(), before);
 }
 
@@ -273,7 +383,7 @@ TEST_F(CliRun, MalformedFilesAreRefused) {
   expect_failure(run_tool("run --q " + path("bad.npy") + rest), "bad.npy");
   expect_failure(run_tool("run --q " + path("bad.safetensors:q") + rest), "bad.safetensors");
   expect_failure(run_tool("run --q " + path("missing.npy") + rest), "missing.npy");
-  expect_failure(run_tool("run --q " + path("q.txt") + rest), "q.txt");
+  expect_usage_error(run_tool("run --q " + path("q.txt") + rest), "q.txt");
   EXPECT_EQ(folder_.listing(), before);
 }
 

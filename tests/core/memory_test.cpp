@@ -86,6 +86,25 @@ TEST(CheckLayout, RejectsWhatCannotBeAddressed) {
             "[t] x must have 3 dimensions; got a shape and strides that do not match");
 }
 
+TEST(CheckLayout, SizesOfAnEmptyViewMustFitAsWell) {
+  constexpr std::int64_t kLarge = std::int64_t{1} << 40;
+  EXPECT_TRUE(check_layout("t", "x", TensorView(nullptr, DType::f16, {kLarge, 0, 64}), 3, 3).ok());
+  EXPECT_EQ(
+      check_layout("t", "x", TensorView(nullptr, DType::f16, {kLarge, kLarge, 0, 64}), 4, 4)
+          .message(),
+      "[t] x is larger than 63 bits can address; got shape [1099511627776, 1099511627776, 0, 64]");
+}
+
+TEST(TensorViews, PackedRowsAreContiguous) {
+  const MutableTensorView rows = packed_rows(memory, DType::f16, 7, 2, 8);
+  EXPECT_EQ(rows.data, memory);
+  EXPECT_EQ(rows.rank, 3);
+  EXPECT_EQ(rows.shape, (std::array<std::int64_t, kMaxRank>{7, 2, 8}));
+  EXPECT_EQ(rows.strides, (std::array<std::int64_t, kMaxRank>{16, 8, 1}));
+  const std::int16_t* constant = memory;
+  static_assert(std::is_same_v<decltype(packed_rows(constant, DType::f16, 7, 2, 8)), TensorView>);
+}
+
 TEST(TensorViews, MismatchedInitialisersAreRefused) {
   const TensorView six(memory, DType::f16, {1, 1, 1, 1, 1, 1});
   EXPECT_EQ(six.rank, -1);

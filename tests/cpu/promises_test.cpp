@@ -96,6 +96,38 @@ TEST(Promises, scratch_of_a_worker_is_at_most_8_mb_beyond_one_dq) {
   }
 }
 
+TEST(Promises, scores_that_no_memory_holds_are_out_of_memory) {
+  // 2^64 scores; nothing is read before the workspace is there.
+  constexpr std::int64_t kLen = std::int64_t{1} << 32;
+  const auto view = [](std::uintptr_t n) {
+    return MutableTensorView(reinterpret_cast<float*>(n << 40), DType::f32, {1, 1, kLen, 1});
+  };
+  AttentionParams params;
+  params.q = view(1);
+  params.k = view(2);
+  params.v = view(3);
+  const MutableTensorView lse(view(4).data, DType::f32, {1, 1, kLen});
+  PlanOptions options;
+  options.num_threads = 1;
+  options.choice.backend = "unfused";
+  const ForwardArgs forward_args{params, view(5), lse};
+  const auto forward_plan = Plan::make(forward_args, options);
+  ASSERT_TRUE(forward_plan.ok()) << forward_plan.status().message();
+  ASSERT_GT(forward_plan->workspace_bytes(), std::size_t{1} << 60);
+  EXPECT_EQ(forward_plan->run(forward_args).code(), StatusCode::out_of_memory);
+  BackwardArgs args;
+  args.params = params;
+  args.out = view(5);
+  args.lse = lse;
+  args.dout = view(6);
+  args.dq = view(7);
+  const auto backward_plan = Plan::make(args, options);
+  ASSERT_TRUE(backward_plan.ok()) << backward_plan.status().message();
+  ASSERT_GT(backward_plan->workspace_bytes(), std::size_t{1} << 60);
+  EXPECT_GT(backward_plan->report().workspace_bytes, 0);
+  EXPECT_EQ(backward_plan->run(args).code(), StatusCode::out_of_memory);
+}
+
 #if defined(__SSE__)
 TEST(Promises, the_callers_floating_point_mode_is_put_back) {
   const unsigned before = _mm_getcsr();

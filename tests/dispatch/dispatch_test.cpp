@@ -87,6 +87,21 @@ TEST_F(Dispatch, RefusalFallsBackWithItsReason) {
   EXPECT_EQ(completed("fake.best.forward"), 0u);
 }
 
+TEST_F(Dispatch, AFallbackThatFailsHasServedNobody) {
+  behaviour().best_refuses = Refusal::because(RefusalCode::head_dim, 8, 4);
+  ASSERT_TRUE(run({}).ok());  // passes the self-check first
+  lines.clear();
+  behaviour().best_fails = true;
+  Job job("the fallback fails");
+  EXPECT_EQ(run(in_job(job)).code(), StatusCode::device);
+  ASSERT_EQ(lines.size(), 2u);
+  EXPECT_EQ(lines[0],
+            "[fovea] NOT used fake.best.forward — head_dim 8 > 4; nothing served instead");
+  EXPECT_EQ(lines[1],
+            "[fovea] NOT used fake.plain.forward — [fake] the device caught fire; nothing served "
+            "instead");
+}
+
 TEST_F(Dispatch, SelfCheckKeepsAWrongKernelOut) {
   behaviour().best_refuses = Refusal::because(RefusalCode::head_dim, 8, 4);
   Report report;
@@ -132,6 +147,14 @@ TEST_F(Dispatch, ExplicitChoiceThatCannotServeIsAnError) {
   expect_error(run(choose("fake.best.forward")), StatusCode::unsupported,
                "[forward] no kernel serves this call under kernel \"fake.best.forward\" from the "
                "call's choice: fake.best.forward — does not serve dropout");
+}
+
+TEST_F(Dispatch, AChoiceOfOneDirectionSaysThatItLacksTheOther) {
+  setenv("FOVEA_KERNEL", "fake.plain.forward", 1);
+  EXPECT_TRUE(run({}).ok());
+  expect_error(backward(call.backward_args()), StatusCode::unsupported,
+               "[backward] no kernel serves this call under kernel \"fake.plain.forward\" from "
+               "FOVEA_KERNEL: it names no backward kernel for cpu");
 }
 
 TEST_F(Dispatch, UnknownNamesListTheKnown) {
@@ -272,6 +295,14 @@ TEST_F(Dispatch, WhyNotAnswersForEveryKernel) {
   EXPECT_EQ((*reasons)[0].reason, "v_head_dim 8 > 4");
   EXPECT_EQ((*reasons)[2].reason, "");
   EXPECT_EQ((*reasons)[3].reason, "serves only when chosen by name");
+}
+
+TEST_F(Dispatch, WhateverIsThrownBecomesAStatus) {
+  behaviour().best_throws = true;
+  expect_error(run({}), StatusCode::internal, "unknown exception");
+  expect_error(Plan::make(call.forward_args()).status(), StatusCode::internal, "unknown exception");
+  expect_error(why_not(call.forward_args()).status(), StatusCode::internal, "unknown exception");
+  expect_error(run_self_checks(), StatusCode::internal, "unknown exception");
 }
 
 }  // namespace

@@ -28,7 +28,10 @@ Refusal best_available(const Device&) {
              ? Refusal::because(RefusalCode::instruction_set, "a fake instruction")
              : Refusal::accept();
 }
-Refusal best_supports(const Problem&) { return behaviour().best_refuses; }
+Refusal best_supports(const Problem&) {
+  if (behaviour().best_throws) throw 7;
+  return behaviour().best_refuses;
+}
 std::size_t best_workspace(const Problem&, int) { return behaviour().workspace_bytes; }
 
 // The honest kernels borrow the oracle's arithmetic.
@@ -41,7 +44,6 @@ Status best_run(const Problem& problem, const Launch& launch) {
   Launch inner = launch;
   inner.workspace = reinterpret_cast<std::byte*>(
       (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
-  inner.workspace_bytes = scratch.size() - 64;
   return cpu_reference_forward.run(problem, inner);
 }
 

@@ -245,6 +245,13 @@ TEST_F(Layouts, wrong_lengths_are_clamped) {
       EXPECT_EQ(!std::isnan(result.lse.at({0, i})), c.written[static_cast<std::size_t>(i)]) << i;
     }
   }
+  // An entry that falls counts as the one before it: no two sequences share a row.
+  const Tensor falling(DType::i64, {4}, {0, 4, 2, 6}), raised(DType::i64, {4}, {0, 4, 4, 6});
+  AttentionParams f, r;
+  f.q = f.k = f.v = r.q = r.k = r.v = pq.view();
+  f.varlen = {falling.view(), falling.view(), 9, 9};
+  r.varlen = {raised.view(), raised.view(), 9, 9};
+  expect_same(forward_of(f).out, forward_of(r).out);
   for (const double used : {-3.0, 0.0, 5.0, 7.0, 1e9}) {
     const auto length = static_cast<std::int64_t>(std::clamp(used, 0.0, 7.0));
     const Tensor seqused = Tensor::filled(DType::i32, {2}, used);
