@@ -84,6 +84,7 @@ Status check_types(const std::vector<TensorResult>& results) {
 
 Status store_tensors(const std::vector<TensorResult>& results) {
   std::vector<TensorPlace> places;
+  places.reserve(results.size());
   for (const TensorResult& result : results) places.push_back(result.place);
   if (Status s = check_places(places, {}); !s.ok()) return s;
   if (Status s = check_types(results); !s.ok()) return s;
