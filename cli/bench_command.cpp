@@ -47,7 +47,7 @@ Machine measure_machine(int threads) {
     if (device.device.type == DeviceType::cpu) machine.device = device.name;
   }
   for (const std::string& set : peak_instruction_sets()) {
-    machine.peaks.push_back({set, measure_f32_peak(set, threads, 4 * kPeakSeconds)});
+    machine.peaks.push_back({set, measure_peak(set, threads, 4 * kPeakSeconds)});
   }
   machine.read_bytes = measure_read_bandwidth(threads, 4 * kPeakSeconds);
   return machine;
@@ -101,10 +101,10 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
   row.peer = peer;
   row.workspace_bytes = ours->workspace_bytes();
 
+  const std::string peak_set = peak_set_of(row.kernel);
   std::vector<double> times, peer_times, ratios, peaks;
   for (int round = -1; round < settings.rounds; ++round) {  // round -1 warms up
-    const double peak =
-        measure_f32_peak(machine.peaks.front().instruction_set, machine.threads, kPeakSeconds);
+    const double peak = measure_peak(peak_set, machine.threads, kPeakSeconds);
     const Result<double> time = ours->time(settings.min_time);
     if (!time) return time.status();
     Result<double> peer_time = 0.0;

@@ -24,7 +24,7 @@ void print_machine(const Machine& machine) {
   fmt::print("{}, {} thread{}, fovea {} ({})\n", machine.device, machine.threads,
              machine.threads == 1 ? "" : "s", version(), FOVEA_COMMIT);
   for (const MachinePeak& peak : machine.peaks) {
-    fmt::print("  f32 peak {:<9} {:8.1f} GFLOP/s\n", peak.instruction_set, peak.flops * 1e-9);
+    fmt::print("  peak {:<10}    {:8.1f} GFLOP/s\n", peak.instruction_set, peak.flops * 1e-9);
   }
   fmt::print("  memory reads       {:8.1f} GB/s\n", machine.read_bytes * 1e-9);
 }
@@ -54,7 +54,7 @@ std::string bench_json(const Machine& machine, const std::vector<BenchRow>& rows
   report["device"] = machine.device;
   report["threads"] = machine.threads;
   for (const MachinePeak& peak : machine.peaks) {
-    report["f32_peak_flops"][peak.instruction_set] = peak.flops;
+    report["peak_flops"][peak.instruction_set] = peak.flops;
   }
   report["read_bytes_per_second"] = machine.read_bytes;
   report["rows"] = ordered_json::array();

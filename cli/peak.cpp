@@ -10,6 +10,10 @@
 #include <memory>
 #include <thread>
 
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
 namespace fovea::cli {
 namespace {
 
@@ -52,6 +56,22 @@ double baseline_loop() { return multiply_add<4, 10>(); }
 #if defined(__x86_64__)
 __attribute__((target("avx2,fma"))) double avx2_loop() { return multiply_add<8, 10>(); }
 __attribute__((target("avx512f"))) double avx512_loop() { return multiply_add<16, 16>(); }
+
+/// As multiply_add: each lane adds two products of bf16.
+__attribute__((target("avx512f,avx512bf16"))) double avx512bf16_loop() {
+  constexpr int kAccumulators = 16;
+  float factor = 0.999F;
+  keep(factor);
+  const auto a = reinterpret_cast<__m512bh>(_mm512_set1_ps(factor));
+  __m512 x[kAccumulators] = {};
+  for (__m512& value : x) asm volatile("" : "+m"(value));
+  for (std::int64_t step = 0; step < kSteps; ++step) {
+#pragma GCC unroll 16
+    for (int n = 0; n < kAccumulators; ++n) x[n] = _mm512_dpbf16_ps(x[n], a, a);
+  }
+  for (__m512& value : x) asm volatile("" : "+m"(value));
+  return 2.0 * 32 * kAccumulators * kSteps;
+}
 #endif
 
 struct InstructionSet {
@@ -66,6 +86,9 @@ constexpr InstructionSet kSets[] = {
      [] { return __builtin_cpu_supports("avx2") != 0 && __builtin_cpu_supports("fma") != 0; }},
 #endif
     {"baseline", baseline_loop, [] { return true; }},
+#if defined(__x86_64__)
+    {"avx512bf16", avx512bf16_loop, [] { return __builtin_cpu_supports("avx512bf16") != 0; }},
+#endif
 };
 
 /// Runs `work(thread)` on all threads at once until the time is over; returns the sum of what the
@@ -109,7 +132,13 @@ std::vector<std::string> peak_instruction_sets() {
   return names;
 }
 
-double measure_f32_peak(const std::string& instruction_set, int threads, double seconds) {
+std::string peak_set_of(const std::string& kernel) {
+  const std::vector<std::string> sets = peak_instruction_sets();
+  const bool pairs = kernel.find("avx512bf16") != std::string::npos;
+  return pairs && sets.back() == "avx512bf16" ? sets.back() : sets.front();
+}
+
+double measure_peak(const std::string& instruction_set, int threads, double seconds) {
   for (const InstructionSet& set : kSets) {
     if (instruction_set != set.name) continue;
     return rate(threads, seconds, [&](std::size_t) { return set.loop(); });
