@@ -16,7 +16,8 @@ using Scope = std::bitset<kTraitCount>;
 
 Scope whole_scope();
 
-/// What `kernel` serves, found by asking the library for a plan with each trait.
+/// What `kernel` serves, found by asking the library for a plan with each trait; everything where
+/// it does not serve f32.
 Scope scope_of(const std::string& kernel);
 
 /// The same case for the same seed and scope, small enough to run thousands.

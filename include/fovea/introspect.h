@@ -32,6 +32,7 @@ struct KernelInfo {
   std::string direction;       ///< "forward" or "backward"
   int priority = 0;            ///< larger is tried first
   bool explicit_only = false;  ///< never chosen by priority (the reference)
+  bool specialist = false;     ///< serves only a class of calls, faster than the kernel behind it
   bool available = false;      ///< can run on this machine
   std::string reason;          ///< why not, when not available
   SelfCheck self_check = SelfCheck::not_run;

@@ -78,6 +78,7 @@ std::vector<KernelInfo> kernels() {
     info.direction = name_of(kernel.direction);
     info.priority = static_cast<int>(10 * (table.size() - n));
     info.explicit_only = kernel.explicit_only;
+    info.specialist = kernel.specialist;
     const Refusal refusal = kernel.available({kernel.device, 0});
     info.available = refusal.serves();
     info.reason = render(refusal);
@@ -130,11 +131,11 @@ std::string info_json() {
   for (const KernelInfo& k : kernels())
     kernel_list += fmt::format(
         "{}{{\"id\":{},\"backend\":{},\"family\":{},\"direction\":{},\"priority\":{},"
-        "\"explicit_only\":{},\"available\":{},\"reason\":{},\"self_check\":{},"
+        "\"explicit_only\":{},\"specialist\":{},\"available\":{},\"reason\":{},\"self_check\":{},"
         "\"self_check_detail\":{}}}",
         kernel_list.empty() ? "" : ",", json_quoted(k.id), json_quoted(k.backend),
-        json_quoted(k.family), json_quoted(k.direction), k.priority, k.explicit_only, k.available,
-        json_quoted(k.reason), json_quoted(text_of(k.self_check)),
+        json_quoted(k.family), json_quoted(k.direction), k.priority, k.explicit_only, k.specialist,
+        k.available, json_quoted(k.reason), json_quoted(text_of(k.self_check)),
         json_quoted(k.self_check_detail));
   for (const AbsentBackend& a : absent_backends())
     absent_list += fmt::format("{}{{\"backend\":{},\"reason\":{}}}", absent_list.empty() ? "" : ",",

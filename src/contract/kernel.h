@@ -38,6 +38,10 @@ struct Kernel {
   std::size_t (*workspace_bytes)(const Problem& problem, int threads);
   /// Runs it. Enqueues on CUDA; returns after completion on the CPU.
   Status (*run)(const Problem& problem, const Launch& launch);
+
+  /// Serves only a class of the calls that the kernel behind it serves, faster: one dtype, few
+  /// queries. That it does not support a call is no fallback, and no line says so.
+  bool specialist = false;
 };
 
 }  // namespace fovea

@@ -84,8 +84,11 @@ std::string reasons(const Selection& selection, const Problem& problem) {
 }  // namespace
 
 const Considered* Selection::preferred() const {
-  for (const Considered& c : passed_over)
-    if (!is_exclusion(c.refusal.code)) return &c;
+  for (const Considered& c : passed_over) {
+    const bool not_its_class =
+        c.kernel->specialist && c.refusal.code != RefusalCode::self_check_failed;
+    if (!is_exclusion(c.refusal.code) && !not_its_class) return &c;
+  }
   return nullptr;
 }
 

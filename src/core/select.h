@@ -18,8 +18,8 @@ struct Considered {
 struct Selection {
   const Kernel* kernel = nullptr;       ///< null: nothing serves
   std::vector<Considered> passed_over;  ///< better-placed kernels; all of them when nothing serves
-  /// The first passed-over kernel that this machine could have run and nobody excluded: its refusal
-  /// makes the choice a fallback. Null otherwise.
+  /// The first passed-over kernel that this machine could have run and nobody excluded, but for
+  /// specialists outside their class: its refusal makes the choice a fallback. Null otherwise.
   const Considered* preferred() const;
 };
 

@@ -277,13 +277,31 @@ Status backward(const Problem& problem, const Launch& launch) {
 
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel forward_kernel(const char* id) {
-  return {id,    "cpu",           "flash",        Direction::forward, DeviceType::cpu,
-          false, available<kIsa>, supports<kIsa>, forward_workspace,  forward<kWorkers>};
+  return {id,
+          "cpu",
+          "flash",
+          Direction::forward,
+          DeviceType::cpu,
+          false,
+          available<kIsa>,
+          supports<kIsa>,
+          forward_workspace,
+          forward<kWorkers>,
+          kIsa == Isa::avx512bf16};
 }
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel backward_kernel(const char* id) {
-  return {id,    "cpu",           "flash",        Direction::backward, DeviceType::cpu,
-          false, available<kIsa>, supports<kIsa>, backward_workspace,  backward<kWorkers>};
+  return {id,
+          "cpu",
+          "flash",
+          Direction::backward,
+          DeviceType::cpu,
+          false,
+          available<kIsa>,
+          supports<kIsa>,
+          backward_workspace,
+          backward<kWorkers>,
+          kIsa == Isa::avx512bf16};
 }
 
 }  // namespace

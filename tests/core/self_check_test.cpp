@@ -51,7 +51,9 @@ class Example {
 template <class Call>
 void for_each_kernel(Call&& call) {
   for (const Kernel* kernel : kernel_table()) {
-    if (!kernel->explicit_only && kernel->available(Device{}).serves()) call(*kernel);
+    // Specialists serve other calls than these.
+    if (!kernel->explicit_only && !kernel->specialist && kernel->available(Device{}).serves())
+      call(*kernel);
   }
 }
 

@@ -13,12 +13,14 @@
 
 namespace fovea::test {
 
-/// Kernels of the family that this machine can run: "cpu.avx512.forward", ...
+/// Kernels of the family that this machine can run, but for specialists, which serve other calls:
+/// "cpu.avx512.forward", ...
 inline std::vector<std::string> kernels_of(const std::string& family,
                                            const std::string& direction) {
   std::vector<std::string> ids;
   for (const KernelInfo& kernel : kernels())
-    if (kernel.available && kernel.family == family && kernel.direction == direction)
+    if (kernel.available && !kernel.specialist && kernel.family == family &&
+        kernel.direction == direction)
       ids.push_back(kernel.id);
   return ids;
 }
