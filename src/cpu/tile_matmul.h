@@ -137,6 +137,58 @@ FOVEA_INLINE TileFunction tile_function(int rows, int vecs) {
 /// the speed.
 constexpr std::int64_t kPieceOfDot = 16;
 
+#if defined(__AVX512F__) && !defined(__AVX512BF16__)
+
+/// C = AB with each sum cut into pieces, whose sums stay in registers: tiles half as wide.
+template <int kRows, int kVecs>
+__attribute__((noinline)) static void dot_columns(const TileArgs& args) {
+  const float* a = args.a;
+  const float* b = args.b;
+  Vec totals[kRows][kVecs];
+  for (std::int64_t done = 0; done < args.depth; done += kPieceOfDot) {
+    Vec sums[kRows][kVecs];
+    const std::int64_t left = args.depth - done;
+    for (std::int64_t k = left < kPieceOfDot ? left : kPieceOfDot, first = k; k > 0; --k) {
+      Vec row[kVecs];
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; ++v) row[v] = load(b + v * kLanes);
+#pragma GCC unroll 6
+      for (int r = 0; r < kRows; ++r) {
+        const Vec element = splat(a[r * args.a_row]);
+#pragma GCC unroll 2
+        for (int v = 0; v < kVecs; ++v)
+          sums[r][v] = k == first ? element * row[v] : fma(element, row[v], sums[r][v]);
+      }
+      a += args.a_step;
+      b += args.b_row;
+    }
+#pragma GCC unroll 6
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+      for (int v = 0; v < kVecs; ++v)
+        totals[r][v] = done == 0 ? sums[r][v] : sums[r][v] + totals[r][v];
+  }
+#pragma GCC unroll 6
+  for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 2
+    for (int v = 0; v < kVecs; ++v) store(args.c + r * args.c_row + v * kLanes, totals[r][v]);
+}
+
+FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
+  static constexpr TileFunction kTable[2][kTileRows] = {
+      {dot_columns<1, 1>, dot_columns<2, 1>, dot_columns<3, 1>, dot_columns<4, 1>,
+       dot_columns<5, 1>, dot_columns<6, 1>},
+      {dot_columns<1, 2>, dot_columns<2, 2>, dot_columns<3, 2>, dot_columns<4, 2>,
+       dot_columns<5, 2>, dot_columns<6, 2>}};
+  for (int v = 0; v < vecs; v += 2) {
+    kTable[vecs - v >= 2 ? 1 : 0][rows - 1](args);
+    args.b += 2 * kLanes;
+    args.c += 2 * kLanes;
+  }
+}
+
+#else
+
 /// C = AB with each sum cut into pieces, where operands are not coarser than that.
 FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
   const std::int64_t depth = args.depth;
@@ -149,6 +201,8 @@ FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
     args.b += kPieceOfDot * args.b_row;
   }
 }
+
+#endif
 
 /// Half n % kPack of words, as f32.
 FOVEA_INLINE Vec half_of(Vec x, std::int64_t n) {
