@@ -8,7 +8,8 @@
 //   p(i,j) = exp(s(i,j) - lse_i) where visible, else 0
 //   out_i  = sum_j p(i,j) * drop(i,j) * v_j
 //
-// A row that sees nothing has out 0, lse -inf (the sink's value with a sink) and gradients 0.
+// A row that sees nothing has out 0, lse -inf (the sink's value with a sink) and gradients 0. NaN
+// and infinity in keys and values that a row does not see do not reach it.
 #pragma once
 
 #include <cstdint>

@@ -29,7 +29,8 @@ struct ThreadPool {
 };
 
 /// Which kernel may serve. Order of authority: these fields, then FOVEA_KERNEL / FOVEA_BACKEND,
-/// then priority.
+/// then priority. FOVEA_CPU_ISA (portable, avx2, avx512 or avx512bf16; read once) is the best
+/// instruction set that any of them may use.
 struct Choice {
   std::string kernel;   ///< an id, "cpu.avx512.forward"; cannot serve = error with the reason
   std::string backend;  ///< "cpu", "cuda", ... or a family: "flash", "unfused", "reference"

@@ -25,7 +25,8 @@ struct Report {
   std::string kernel;  ///< e.g. "cpu.avx512.forward"
   Device device;
   std::int64_t workspace_bytes = 0;
-  bool fallback = false;                ///< a preferred kernel of this machine was passed over
+  bool fallback = false;                ///< a preferred kernel of this machine was passed over; a
+                                        ///< specialist outside its class does not count
   std::vector<PassedOver> passed_over;  ///< every better-placed kernel
   std::int64_t staged_copies = 0;       ///< tensors copied because no kernel reads their layout
   bool fused_prologue = false;
