@@ -19,6 +19,8 @@ std::string render(const Refusal& r) {
       return fmt::format("head_dim {} > {}", r.a, r.b);
     case RefusalCode::v_head_dim:
       return fmt::format("v_head_dim {} > {}", r.a, r.b);
+    case RefusalCode::query_rows:
+      return fmt::format("{} query rows share a KV head > {}", r.a, r.b);
     case RefusalCode::instruction_set:
       return fmt::format("this CPU lacks {}", r.text);
     case RefusalCode::limited_by_env:
@@ -51,6 +53,8 @@ std::string kind_of(const Refusal& r) {
       return "head_dim";
     case RefusalCode::v_head_dim:
       return "v_head_dim";
+    case RefusalCode::query_rows:
+      return "query rows";
     case RefusalCode::instruction_set:
       return "instruction set";
     case RefusalCode::self_check_failed:
