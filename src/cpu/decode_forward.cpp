@@ -2,8 +2,7 @@
 // K and V come from memory.
 //
 //   S = scores where visible, -inf elsewhere (scores.h);  P = exp(S - m);  l = rowsum P [+ sink]
-//   O = (P o drop) V,  out = O / l,  lse = m + log l                     m: the row's maximum so
-//   far
+//   O = (P o drop) V,  out = O / l,  lse = m + log l           m: the row's maximum so far
 //
 //   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 //   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
@@ -11,18 +10,21 @@
 //
 // The rows of all query heads that share a KV head are worked on together, so that K and V are read
 // once. A task is a chunk of the keys of one KV head, whose length the shape alone decides: 128 to
-// 512 (decode_kernels.cpp). It leaves m, l and O of each row in the workspace; a second phase
+// 2048 (decode_kernels.cpp). It leaves m, l and O of each row in the workspace; a second phase
 // merges them in the order of the chunks, so that results do not depend on the number of threads.
 //
-// A chunk is walked in tiles of 64 keys. K is read where it lies, 32 columns of a vector of keys at
-// a time, widened to f32 and transposed into a slab of 2 KB (AVX-512): keys then lie across the
-// vector, S = Q K^T needs no sums across it, and its sums are those of the flash kernels to the
-// last bit, so that their backward fits. V is read where it lies as well, with its columns across
-// the vector; sums of 16 registers (AVX-512) or 8 are kept over the tile. Rows that cannot be read
-// in place (QK-norm, RoPE, a cast, elements apart) are staged in f32, a tile at a time. While one
-// operand's tile is worked on, the other's next is fetched.
+// A chunk is walked in tiles of 64 keys. K is read where it lies, a block of a vector of keys by 16
+// words of 32 bits at a time, which is transposed in registers and widened: keys then lie across
+// the vector, S = Q K^T needs no sums across it, and its sums are those of the flash kernels to the
+// last bit, so that their backward fits. Up to 8 rows (AVX-512) or 4 take part while the block is
+// in registers. V is read where it lies as well, with its columns across the vector; 8 or 16 sums
+// are kept in registers over the tile. Rows that cannot be read in place (QK-norm, RoPE, a cast,
+// elements apart) are staged in f32, a tile at a time.
 //
-// Scratch a worker: Q, S and two staged tiles, at most 420 KB; shared: O, m, l of each chunk.
+// Each load asks for what the next tile has in its place: asked for in bulk, lines would hold up
+// the loads that come after.
+//
+// Scratch a worker: Q, S and two staged tiles, at most 440 KB; shared: O, m, l of each chunk.
 //
 // Serves: what the flash forward kernels serve, for at most 64 rows that share a KV head.
 #include "cpu/scores.h"
@@ -31,8 +33,10 @@
 namespace fovea::cpu {
 namespace {
 
-/// Columns of K that are transposed at once.
-constexpr std::int64_t kSlab = 32;
+/// Rows whose sums fit the registers beside a transposed block of K.
+constexpr int kScoreRows = kLanes == 16 ? 8 : 4;
+/// Bytes of a line of the caches.
+constexpr std::int64_t kLine = 64;
 
 FOVEA_INLINE constexpr bool comes_in_pairs(Element element) {
   return element == Element::f16 || element == Element::bf16;
@@ -60,95 +64,120 @@ FOVEA_INLINE void with_element(Element element, Work work) {
   }
 }
 
-/// Asks for listed rows that are needed soon, line by line.
-class Fetch {
- public:
-  Fetch() = default;
-  Fetch(const RowList& rows, std::int64_t count, std::int64_t row_bytes)
-      : rows_(&rows), count_(count), row_bytes_(row_bytes) {}
-
-  /// Lines for each of `steps` steps.
-  std::int64_t share(std::int64_t steps) const {
-    return (count_ * ((row_bytes_ + 63) / 64) + steps - 1) / steps;
-  }
-  FOVEA_INLINE void step(std::int64_t lines) {
-    for (; lines > 0 && row_ < count_; --lines) {
-      __builtin_prefetch(rows_->at[row_] + at_, 0, 2);
-      at_ += 64;
-      if (at_ < row_bytes_) continue;
-      at_ = 0;
-      ++row_;
-    }
-  }
-
- private:
-  const RowList* rows_ = nullptr;
-  std::int64_t count_ = 0, row_bytes_ = 0, row_ = 0, at_ = 0;
-};
-
-/// Columns [d, d + kSlab) of kLanes keys, transposed: slab [kSlab, kLanes]. Columns beyond the
-/// width are not written.
+/// Columns that are whole pieces of a dot product and whole transposed blocks.
 template <Element kElement>
-FOVEA_INLINE void load_slab(const char* const* keys, std::int64_t d, std::int64_t width,
-                            float* slab) {
-  // Words of 32 bits are transposed: an element, or two.
-  constexpr std::int64_t kPerWord = comes_in_pairs(kElement) ? 2 : 1;
-  const std::int64_t words = lesser(width - d, kSlab) / kPerWord;
-  for (std::int64_t w = 0; w < words; w += kLanes) {
-    const std::int64_t at = (d / kPerWord + w) * 4;
+constexpr int kUnit = comes_in_pairs(kElement) && kLanes == 16 ? 32 : 16;
+
+/// Adds kUnit products to S [kRows, kPanel] for a vector of keys, in the order of dot_tile. Asks
+/// for the same columns of later keys.
+template <Element kElement, int kRows>
+FOVEA_INLINE void add_products(const float* q, std::int64_t q_row, const char* const* keys,
+                               const char* const* later, std::int64_t d, float* s) {
+  constexpr int kPerWord = comes_in_pairs(kElement) ? 2 : 1, kBlock = kLanes * kPerWord;
+  Vec sums[kRows];
+#pragma GCC unroll 4
+  for (int block = 0; block < kUnit<kElement>; block += kBlock) {
+    const std::int64_t at = (d + block) / kPerWord * 4;
     Vec r[kLanes];
-    if (words - w >= kLanes) {
-#pragma GCC unroll 16
-      for (int n = 0; n < kLanes; ++n) r[n] = load(reinterpret_cast<const float*>(keys[n] + at));
-    } else {
-      const Mask some = first_lanes(static_cast<int>(words - w));
-#pragma GCC unroll 16
-      for (int n = 0; n < kLanes; ++n)
-        r[n] = load(reinterpret_cast<const float*>(keys[n] + at), some);
-    }
-    transpose(r);
-    float* to = slab + w * kPerWord * kLanes;
 #pragma GCC unroll 16
     for (int n = 0; n < kLanes; ++n) {
-      if constexpr (comes_in_pairs(kElement)) {
-        Vec first, second;
-        split_pairs<kElement>(r[n], first, second);
-        store(to + 2 * n * kLanes, first);
-        store(to + (2 * n + 1) * kLanes, second);
-      } else {
-        store(to + n * kLanes, r[n]);
+      if (at % kLine == 0) __builtin_prefetch(later[n] + at, 0, 2);
+      r[n] = load(reinterpret_cast<const float*>(keys[n] + at));
+    }
+    transpose(r);
+#pragma GCC unroll 16
+    for (int n = 0; n < kLanes; ++n) {
+      Vec columns[2] = {r[n], r[n]};
+      if constexpr (kPerWord == 2) split_pairs<kElement>(r[n], columns[0], columns[1]);
+#pragma GCC unroll 2
+      for (int e = 0; e < kPerWord; ++e) {
+        const int column = block + n * kPerWord + e;
+#pragma GCC unroll 8
+        for (int row = 0; row < kRows; ++row) {
+          const Vec element = splat(q[row * q_row + d + column]);
+          sums[row] = column % kPieceOfDot == 0 ? element * columns[e]
+                                                : fma(element, columns[e], sums[row]);
+          if (column % kPieceOfDot != kPieceOfDot - 1) continue;
+          float* to = s + row * kPanel;
+          store(to, d + column < kPieceOfDot ? sums[row] : sums[row] + load(to));
+        }
       }
     }
   }
 }
 
-/// S [kRows, kPanel], a vector of keys: adds `columns` products, in the order of dot_tile.
-template <int kRows>
-void add_products(const float* q, std::int64_t q_row, const float* slab, std::int64_t columns,
-                  bool first, float* s) {
-  for (std::int64_t done = 0; done < columns; done += kPieceOfDot) {
-    const float* element = q + done;
-    const float* column = slab + done * kLanes;
-    Vec sums[kRows];
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) sums[r] = splat(element[r * q_row]) * load(column);
-    const auto add = [&](std::int64_t d) __attribute__((always_inline)) {
-      const Vec keys = load(column + d * kLanes);
-#pragma GCC unroll 8
-      for (int r = 0; r < kRows; ++r) sums[r] = fma(splat(element[r * q_row + d]), keys, sums[r]);
-    };
-    if (columns - done >= kPieceOfDot) {
-#pragma GCC unroll 16
-      for (std::int64_t d = 1; d < kPieceOfDot; ++d) add(d);
-    } else {
-      for (std::int64_t d = 1; d < columns - done; ++d) add(d);
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < kRows; ++r) {
-      float* to = s + r * kPanel;
-      store(to, first && done == 0 ? sums[r] : sums[r] + load(to));
+/// The same for the columns behind the last unit.
+template <Element kElement>
+void add_last_products(const float* q, std::int64_t q_row, std::int64_t rows,
+                       const char* const* keys, std::int64_t d, std::int64_t columns, float* s) {
+  constexpr int kPerWord = comes_in_pairs(kElement) ? 2 : 1;
+  alignas(64) float slab[kUnit<kElement> * kLanes];
+  const std::int64_t words = columns / kPerWord;
+  for (std::int64_t w = 0; w < words; w += kLanes) {
+    const Mask some = first_lanes(static_cast<int>(lesser(words - w, kLanes)));
+    Vec r[kLanes];
+    for (int n = 0; n < kLanes; ++n)
+      r[n] = load(reinterpret_cast<const float*>(keys[n] + (d / kPerWord + w) * 4), some);
+    transpose(r);
+    for (int n = 0; n < kLanes; ++n) {
+      float* to = slab + (w + n) * kPerWord * kLanes;
+      Vec columns_of[2] = {r[n], r[n]};
+      if constexpr (kPerWord == 2) split_pairs<kElement>(r[n], columns_of[0], columns_of[1]);
+      for (int e = 0; e < kPerWord; ++e) store(to + e * kLanes, columns_of[e]);
     }
   }
+  for (std::int64_t row = 0; row < rows; ++row, q += q_row, s += kPanel)
+    for (std::int64_t done = 0; done < columns; done += kPieceOfDot) {
+      const float* column = slab + done * kLanes;
+      Vec sums = splat(q[d + done]) * load(column);
+      for (std::int64_t x = 1; x < lesser(kPieceOfDot, columns - done); ++x)
+        sums = fma(splat(q[d + done + x]), load(column + x * kLanes), sums);
+      store(s, d + done == 0 ? sums : sums + load(s));
+    }
+}
+
+/// Calls work(r, count) for blocks of up to kScoreRows rows, as few as can be.
+template <class Work>
+FOVEA_INLINE void by_score_blocks(std::int64_t rows, Work work) {
+  std::int64_t r = 0;
+  for (; r + kScoreRows <= rows; r += kScoreRows) work(r, Number<kScoreRows>{});
+  switch (rows - r) {
+    case 1:
+      return work(r, Number<1>{});
+    case 2:
+      return work(r, Number<2>{});
+    case 3:
+      return work(r, Number<3>{});
+#if defined(__AVX512F__)
+    case 4:
+      return work(r, Number<4>{});
+    case 5:
+      return work(r, Number<5>{});
+    case 6:
+      return work(r, Number<6>{});
+    case 7:
+      return work(r, Number<7>{});
+#endif
+    default:
+      return;
+  }
+}
+
+/// S [rows, kPanel] = Q K^T for n <= kPanel keys. Behind them: anything.
+template <Element kElement>
+void score_keys(const float* q, std::int64_t rows, std::int64_t width, const RowList& list,
+                const RowList& next, std::int64_t n, float* s) {
+  const std::int64_t units = width / kUnit<kElement> * kUnit<kElement>;
+  by_score_blocks(rows, [&](std::int64_t r, auto count) {
+    const RowList& later = r == 0 ? next : list;
+    for (std::int64_t j = 0; j < n; j += kLanes)
+      for (std::int64_t d = 0; d < units; d += kUnit<kElement>)
+        add_products<kElement, count.value>(q + r * width, width, list.at + j, later.at + j, d,
+                                            s + r * kPanel + j);
+  });
+  if (units == width) return;
+  for (std::int64_t j = 0; j < n; j += kLanes)
+    add_last_products<kElement>(q, width, rows, list.at + j, units, width - units, s + j);
 }
 
 /// Calls work(r, count) for rows in blocks of 8, 4, 2 and 1.
@@ -161,27 +190,6 @@ FOVEA_INLINE void by_blocks(std::int64_t rows, Work work) {
   if (r < rows) work(r, Number<1>{});
 }
 
-/// S [rows, kPanel] = Q K^T for n <= kPanel keys. Behind them: anything.
-template <Element kElement>
-void score_keys(const float* q, std::int64_t rows, std::int64_t width, const RowList& list,
-                std::int64_t n, float* s, Fetch fetch) {
-  alignas(64) float slab[kSlab * kLanes];
-  const std::int64_t steps = round_up(n, kLanes) / kLanes * (round_up(width, kSlab) / kSlab);
-  const std::int64_t lines = fetch.share(steps);
-  for (std::int64_t j = 0; j < n; j += kLanes) {
-    const char* keys[kLanes];
-    for (int x = 0; x < kLanes; ++x) keys[x] = list.at[lesser(j + x, n - 1)];
-    for (std::int64_t d = 0; d < width; d += kSlab) {
-      fetch.step(lines);
-      load_slab<kElement>(keys, d, width, slab);
-      by_blocks(rows, [&](std::int64_t r, auto count) {
-        add_products<count.value>(q + r * width + d, width, slab, lesser(width - d, kSlab), d == 0,
-                                  s + r * kPanel + j);
-      });
-    }
-  }
-}
-
 /// Vectors of V's columns that go with kRows rows: 8 to 16 sums.
 template <int kRows>
 constexpr int kColumnVecs = kLanes == 16 ? (kRows == 1 ? 8 : 16 / kRows) : 8 / kRows;
@@ -189,28 +197,43 @@ constexpr int kColumnVecs = kLanes == 16 ? (kRows == 1 ? 8 : 16 / kRows) : 8 / k
 /// O = rescale O + P V for kRows rows and kVecs vectors of columns from `at` bytes on; of the only
 /// vector `some` lanes if kTail.
 template <Element kElement, int kRows, int kVecs, bool kTail>
-void add_columns(const RowList& list, std::int64_t at, int some, const float* p, std::int64_t n,
-                 const float* rescale, float* o, std::int64_t o_row, Fetch& fetch,
-                 std::int64_t lines) {
+void add_columns(const RowList& list, const RowList& next, std::int64_t at, int some,
+                 const float* p, std::int64_t n, const float* rescale, float* o,
+                 std::int64_t o_row) {
   constexpr std::int64_t kStep = kLanes * (comes_in_pairs(kElement) ? 2 : 4);
+  // Two vectors' columns in turn, which costs half as much, until the sums are stored.
+  constexpr bool kSplit = kElement == Element::bf16 && kVecs % 2 == 0 && !kTail;
   Vec sums[kRows][kVecs];
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) sums[r][v] = zero();
   for (std::int64_t j = 0; j < n; ++j) {
-    fetch.step(lines);
+    for (std::int64_t line = 0; line < kVecs * kStep; line += kLine)
+      __builtin_prefetch(next.at[j] + at + line, 0, 2);
     const char* row = list.at[j] + at;
     Vec values[kVecs];
+    if constexpr (kSplit) {
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v += 2)
+        split_pairs<kElement>(load(reinterpret_cast<const float*>(row + v * kStep)), values[v],
+                              values[v + 1]);
+    } else
 #pragma GCC unroll 8
-    for (int v = 0; v < kVecs; ++v)
-      values[v] = kTail ? widen<kElement>(row, some) : widen<kElement>(row + v * kStep);
+      for (int v = 0; v < kVecs; ++v)
+        values[v] = kTail ? widen<kElement>(row, some) : widen<kElement>(row + v * kStep);
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) {
       const Vec weight = splat(p[r * kPanel + j]);
 #pragma GCC unroll 8
       for (int v = 0; v < kVecs; ++v) sums[r][v] = fma(weight, values[v], sums[r][v]);
     }
+  }
+  if constexpr (kSplit) {
+#pragma GCC unroll 8
+    for (int r = 0; r < kRows; ++r)
+#pragma GCC unroll 4
+      for (int v = 0; v < kVecs; v += 2) join_pairs(sums[r][v], sums[r][v + 1]);
   }
 #pragma GCC unroll 8
   for (int r = 0; r < kRows; ++r)
@@ -223,17 +246,18 @@ void add_columns(const RowList& list, std::int64_t at, int some, const float* p,
 
 /// O [rows, o_row] = rescale O + P V for n keys.
 template <Element kElement>
-void add_values(const RowList& list, const float* p, std::int64_t n, const float* rescale,
-                std::int64_t rows, std::int64_t width, float* o, std::int64_t o_row, Fetch fetch) {
+void add_values(const RowList& list, const RowList& next, const float* p, std::int64_t n,
+                const float* rescale, std::int64_t rows, std::int64_t width, float* o,
+                std::int64_t o_row) {
   constexpr std::int64_t kSize = comes_in_pairs(kElement) ? 2 : 4;
   by_blocks(rows, [&](std::int64_t r, auto count) {
     constexpr int kRows = count.value, kMost = kColumnVecs<kRows>;
-    const std::int64_t lines = fetch.share(n * ((width + kMost * kLanes - 1) / (kMost * kLanes)));
+    const RowList& later = r == 0 ? next : list;
     std::int64_t d = 0;
     const auto add = [&](auto vecs, auto tail) {
       add_columns<kElement, kRows, vecs.value, tail.value != 0>(
-          list, d * kSize, static_cast<int>(width - d), p + r * kPanel, n, rescale + r,
-          o + r * o_row + d, o_row, fetch, lines);
+          list, later, d * kSize, static_cast<int>(width - d), p + r * kPanel, n, rescale + r,
+          o + r * o_row + d, o_row);
       d += vecs.value * kLanes;
     };
     while (d + kMost * kLanes <= width) add(Number<kMost>{}, Number<0>{});
@@ -298,19 +322,29 @@ class DecodeTask {
 
     begin(s);
     // Tiles begin at multiples of their size.
-    Span tile = first_tile(keys);
-    list_rows(args_.k, keys_place_, tile, key_list_);
-    while (!tile.empty()) {
+    const std::int64_t first = keys.begin / kPanel * kPanel;
+    Span tile = meet({first, first + kPanel}, keys);
+    list(tile, lists_[0]);
+    for (int now = 0; !tile.empty(); now = 1 - now) {
       const Span next = meet({tile.end, tile.end + kPanel}, keys);
-      key_tile(tile, next);
+      if (!next.empty()) list(next, lists_[1 - now]);
+      key_tile(tile, lists_[now], lists_[next.empty() ? now : 1 - now]);
       tile = next;
     }
   }
 
  private:
-  static Span first_tile(Span keys) {
-    const std::int64_t begin = keys.begin / kPanel * kPanel;
-    return meet({begin, begin + kPanel}, keys);
+  /// Keys and values of a tile.
+  struct Lists {
+    RowList keys, values;
+  };
+  void list(Span tile, Lists& lists) const {
+    list_rows(args_.k, keys_place_, tile, lists.keys);
+    list_rows(args_.v, keys_place_, tile, lists.values);
+  }
+  /// What to ask for while `list` is worked on.
+  static const RowList& to_fetch(const RowList& list, const RowList& next) {
+    return next.in_place ? next : list;
   }
 
   // Load Q, clear O.
@@ -330,21 +364,12 @@ class DecodeTask {
     for (std::int64_t n = 0; n < rows_ * args_.sums_row; n += kLanes) store(sums_ + n, zero());
   }
 
-  /// key_list_ holds the tile's keys where they can be read in place, and the next one's
-  /// afterwards.
-  void key_tile(Span tile, Span next) {
-    const std::int64_t n = tile.end - tile.begin;
-    const bool sees = look(tile);
-    if (sees) {
-      if (!key_list_.in_place) stage_list(args_.k, keys_place_, tile, keys_, key_list_);
-      list_rows(args_.v, keys_place_, tile, value_list_);
-      compute_scores(tile);
-    }
-    list_rows(args_.k, keys_place_, next, key_list_);
-    if (!sees) return;
+  void key_tile(Span tile, Lists& lists, const Lists& next) {
+    if (!look(tile)) return;
+    compute_scores(tile, lists.keys, next.keys);
     weigh();
     if (args_.scores.dropout.threshold > 0) drop(tile.begin);
-    accumulate(tile, next.end - next.begin);
+    accumulate(tile, lists.values, next.values);
   }
 
   /// Which rows see which of the keys. False: none sees any.
@@ -364,13 +389,11 @@ class DecodeTask {
   }
 
   // S for all rows; -inf where not visible.
-  void compute_scores(Span tile) {
-    const std::int64_t n = tile.end - tile.begin;
-    Fetch fetch;
-    if (value_list_.in_place)
-      fetch = Fetch(value_list_, n, shape_.v_head_dim * size_of(value_list_.element));
-    with_element(key_list_.element, [&](auto read) {
-      score_keys<read.element>(queries_, rows_, shape_.head_dim, key_list_, n, scores_, fetch);
+  void compute_scores(Span tile, RowList& keys, const RowList& next) {
+    if (!keys.in_place) stage_list(args_.k, keys_place_, tile, keys_, keys);
+    with_element(keys.element, [&](auto read) {
+      score_keys<read.element>(queries_, rows_, shape_.head_dim, keys, to_fetch(keys, next),
+                               tile.end - tile.begin, scores_);
     });
     float cap_slopes[kPanel];
     for (std::int64_t r = 0; r < rows_; ++r) {
@@ -425,24 +448,21 @@ class DecodeTask {
     }
   }
 
-  // O = rescale O + P V; fetches the next keys.
-  void accumulate(Span tile, std::int64_t next) {
+  // O = rescale O + P V.
+  void accumulate(Span tile, RowList& values, const RowList& next) {
     const std::int64_t n = tile.end - tile.begin, width = shape_.v_head_dim;
-    Fetch fetch;
-    if (key_list_.in_place)
-      fetch = Fetch(key_list_, next, shape_.head_dim * size_of(key_list_.element));
-    if (!value_list_.in_place) stage_list(args_.v, keys_place_, tile, values_, value_list_);
-    with_element(value_list_.element, [&](auto read) {
-      if (all_ || rows_are_finite<read.element>(value_list_, n, width))
-        add_values<read.element>(value_list_, scores_, n, rescale_, rows_, width, sums_,
-                                 args_.sums_row, fetch);
+    if (!values.in_place) stage_list(args_.v, keys_place_, tile, values_, values);
+    with_element(values.element, [&](auto read) {
+      if (all_ || rows_are_finite<read.element>(values, n, width))
+        add_values<read.element>(values, to_fetch(values, next), scores_, n, rescale_, rows_, width,
+                                 sums_, args_.sums_row);
       else
-        add_visible_values(n);
+        add_visible_values(values, n);
     });
   }
 
   /// The same where V holds NaN or infinity, which a weight of 0 would not silence.
-  void add_visible_values(std::int64_t n) {
+  void add_visible_values(const RowList& values, std::int64_t n) {
     const std::int64_t width = shape_.v_head_dim;
     alignas(64) float value[kMaxWidth];
     for (std::int64_t r = 0; r < rows_; ++r) {
@@ -450,7 +470,7 @@ class DecodeTask {
       for (std::int64_t d = 0; d < width; ++d) o[d] *= rescale_[r];
       for (std::int64_t j = 0; j < n; ++j) {
         if ((seen_[r] >> j & 1) == 0) continue;
-        widen_row(value_list_.element, value_list_.at[j], 1, width, value);
+        widen_row(values.element, values.at[j], 1, width, value);
         for (std::int64_t d = 0; d < width; ++d)
           o[d] = fma(scores_[r * kPanel + j], value[d], o[d]);
       }
@@ -469,9 +489,9 @@ class DecodeTask {
   Place keys_place_{};
   Scores heads_[kDecodeMaxRows];
   Keep keep_[kDecodeMaxRows];
+  Lists lists_[2];  ///< of a tile and the next
 
   // The tile.
-  RowList key_list_, value_list_;
   std::uint64_t seen_[kDecodeMaxRows];
   float rescale_[kDecodeMaxRows];
   bool all_ = false;  ///< every row sees every key

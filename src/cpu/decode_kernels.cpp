@@ -9,9 +9,10 @@ namespace {
 
 std::int64_t rows_of(const Problem& p) { return p.kv_heads > 0 ? p.group() * p.q_len : 0; }
 
-/// Keys of a task, by the shape alone: the order of sums depends on it.
+/// Keys of a task, by the shape alone: the order of sums depends on it. Long chunks, because
+/// nothing asks for the first tile of one ahead of time; enough of them for every machine.
 std::int64_t decode_chunk(const Problem& p) {
-  constexpr std::int64_t kLongest = 512, kShortest = 128, kEnoughTasks = 64;
+  constexpr std::int64_t kLongest = 2048, kShortest = 128, kEnoughTasks = 256;
   std::int64_t keys = kLongest;
   while (keys > kShortest && p.batch * p.kv_heads * ceil_div(p.kv_len, keys) < kEnoughTasks)
     keys /= 2;

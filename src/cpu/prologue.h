@@ -129,15 +129,20 @@ inline Rows stage(const Source& x, const Place& place, Span rows, float* to) {
   return {to, x.width, 1};
 }
 
-/// Up to kPanel rows of one head, which need not lie at one distance. Elements of a row adjoin.
+/// Up to kPanel rows of one head, which need not lie at one distance; behind them the last one
+/// again. Elements of a row adjoin.
 struct RowList {
   const char* at[kPanel];
   Element element;
   bool in_place;
+
+  void pad(std::int64_t count) {
+    for (std::int64_t n = count; n < kPanel; ++n) at[n] = at[count - 1];
+  }
 };
 
-/// Lists rows where they lie, if they can be widened to f32 from there without a further step; rows
-/// of 16-bit elements by pairs.
+/// Lists one or more rows where they lie, if they can be widened to f32 from there without a
+/// further step; rows of 16-bit elements by pairs.
 inline void list_rows(const Source& x, const Place& place, Span rows, RowList& list) {
   list.in_place = false;
   if (x.prologue.norm || x.prologue.rotate) return;
@@ -153,6 +158,7 @@ inline void list_rows(const Source& x, const Place& place, Span rows, RowList& l
     for (std::int64_t n = 0; n < run.count; ++n, ++row) *at++ = run.data + n * run.row * size;
   }
   list.in_place = true;
+  list.pad(rows.end - rows.begin);
 }
 /// The same rows in f32, in `to` [rows, width].
 inline void stage_list(const Source& x, const Place& place, Span rows, float* to, RowList& list) {
@@ -160,6 +166,7 @@ inline void stage_list(const Source& x, const Place& place, Span rows, float* to
   for (std::int64_t n = 0; n < rows.end - rows.begin; ++n)
     list.at[n] = reinterpret_cast<const char*>(staged.at(n));
   list.element = Element::f32;
+  list.pad(rows.end - rows.begin);
 }
 
 /// Rows from `row` on of an operand whose in_place is true.

@@ -119,6 +119,14 @@ FOVEA_INLINE void transpose(Vec (&r)[kLanes]) {
   }
 }
 
+/// Lanes of a and b in turn.
+FOVEA_INLINE void join_pairs(Vec& a, Vec& b) {
+  const Vec low =
+      __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  b = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  a = low;
+}
+
 #else
 
 #if defined(__AVX2__) && defined(__FMA__)
@@ -184,6 +192,11 @@ FOVEA_INLINE void transpose(Vec (&r)[kLanes]) {
     r[i + 4] = _mm256_permute2f128_ps(a, b, 0x31);
   }
 }
+FOVEA_INLINE void join_pairs(Vec& a, Vec& b) {
+  const Vec low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+  a = _mm256_permute2f128_ps(low, high, 0x20);
+  b = _mm256_permute2f128_ps(low, high, 0x31);
+}
 /// 2^n for the integer n that stands 127 too high in the low bits of t.
 FOVEA_INLINE Vec power_of_two(Vec t) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23));
@@ -244,6 +257,11 @@ FOVEA_INLINE void transpose(Vec (&r)[kLanes]) {
   r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
   r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
   r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
+FOVEA_INLINE void join_pairs(Vec& a, Vec& b) {
+  const Vec low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  b = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  a = low;
 }
 FOVEA_INLINE Vec power_of_two(Vec t) {
   return reinterpret_cast<Vec>(reinterpret_cast<Mask>(t) << 23);

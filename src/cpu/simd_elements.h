@@ -137,7 +137,7 @@ template <Element kElement>
 FOVEA_INLINE void split_pairs(Vec pairs, Vec& first, Vec& second) {
   using Half = std::conditional_t<kElement == Element::bf16, Bf16, F16>;
   Half x[2 * kLanes];
-  __builtin_memcpy(x, &pairs, sizeof x);
+  __builtin_memcpy(x, static_cast<const void*>(&pairs), sizeof x);
   for (int n = 0; n < kLanes; ++n) {
     first[n] = to_f32(x[2 * n]);
     second[n] = to_f32(x[2 * n + 1]);
