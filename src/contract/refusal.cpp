@@ -19,6 +19,8 @@ std::string render(const Refusal& r) {
       return fmt::format("head_dim {} > {}", r.a, r.b);
     case RefusalCode::v_head_dim:
       return fmt::format("v_head_dim {} > {}", r.a, r.b);
+    case RefusalCode::q_len:
+      return fmt::format("q_len {} > {}", r.a, r.b);
     case RefusalCode::query_rows:
       return fmt::format("{} query rows share a KV head > {}", r.a, r.b);
     case RefusalCode::instruction_set:
@@ -53,6 +55,8 @@ std::string kind_of(const Refusal& r) {
       return "head_dim";
     case RefusalCode::v_head_dim:
       return "v_head_dim";
+    case RefusalCode::q_len:
+      return "q_len";
     case RefusalCode::query_rows:
       return "query rows";
     case RefusalCode::instruction_set:

@@ -15,6 +15,7 @@ enum class RefusalCode : std::uint8_t {
   tensor_dtype,     ///< a = DType found; text = which tensor
   head_dim,         ///< a = head_dim found, b = limit
   v_head_dim,       ///< a = v_head_dim found, b = limit
+  q_len,            ///< a = q_len found, b = limit
   query_rows,       ///< a = rows of q that share a KV head, b = limit
   instruction_set,  ///< text = what this CPU lacks
   limited_by_env,   ///< text = the environment variable

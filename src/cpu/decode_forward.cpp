@@ -24,9 +24,10 @@
 // Each load asks for what the next tile has in its place: asked for in bulk, lines would hold up
 // the loads that come after.
 //
-// Scratch a worker: Q, S and two staged tiles, at most 440 KB; shared: O, m, l of each chunk.
+// Scratch a worker: Q, S and two staged tiles, at most 560 KB; shared: O, m, l of each chunk.
 //
-// Serves: what the flash forward kernels serve, for at most 64 rows that share a KV head.
+// Serves: what the flash forward kernels serve, for at most 16 queries of a sequence and 128 rows
+// that share a KV head.
 #include "cpu/scores.h"
 #include "cpu/softmax.h"
 
@@ -440,7 +441,7 @@ class DecodeTask {
 
   // P o drop, but for the factor of those that stay.
   void drop(std::int64_t key) {
-    std::uint64_t kept[kDecodeMaxRows];
+    std::uint64_t kept[kDecodeMaxQueries];
     for (std::int64_t g = 0; g < group_; ++g) {
       keep_[g].along(0, q_len_, key, kept);
       for (std::int64_t i = 0; i < q_len_; ++i)
