@@ -22,7 +22,7 @@ constexpr TableRow kRows[] = {
     {"b1_hq1_hkv1_q1_k128_d64_f32", "decode_one_chunk"},
     {"b1_hq1_hkv1_q1_k129_d64_f32", "decode_one_key_in_the_last_chunk"},
     {"b1_hq2_hkv1_q2_k4099_d64_bf16_causal_br", "decode_many_chunks"},
-    {"b40_hq8_hkv8_q1_k2049_d16_f32", "decode_long_chunks"},
+    {"b2_hq2_hkv1_q1_k16500_d16_f32", "decode_long_chunks"},
     {"b2_hq2_hkv2_q4_k3_d64_f32_causal_br", "decode_rows_that_see_nothing"},
 
     // Head dims that are no whole vectors, in every dtype.

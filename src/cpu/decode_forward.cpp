@@ -9,9 +9,10 @@
 //   lse [batch, q_heads, q_len]; any strides, packed or paged, in segments (sequences.h)
 //
 // The rows of all query heads that share a KV head are worked on together, so that K and V are read
-// once. A task is a chunk of the keys of one KV head, whose length the shape alone decides: 128 to
-// 2048 (decode_kernels.cpp). It leaves m, l and O of each row in the workspace; a second phase
-// merges them in the order of the chunks, so that results do not depend on the number of threads.
+// once. A task is a chunk of the keys of one KV head, whose length kv_len alone decides: 128 to 512
+// (decode_kernels.cpp). It leaves m, l and O of each row in the workspace; a second phase merges
+// them in the order of the chunks, so that results depend neither on the number of threads nor on
+// the rest of the batch.
 //
 // A chunk is walked in tiles of 64 keys. K is read where it lies, a block of a vector of keys by 16
 // words of 32 bits at a time, which is transposed in registers and widened: keys then lie across
@@ -302,9 +303,9 @@ class DecodeTask {
         units_(args) {}
 
   void run(std::int64_t task) {
-    const std::int64_t pair = task / args_.chunks, chunk = task % args_.chunks;
-    batch_ = pair / shape_.kv_heads;
-    kv_head_ = pair % shape_.kv_heads;
+    const Chunk chunk = chunk_of(task);
+    // What this worker will probably take next.
+    const Chunk later = chunk_of(task + args_.workers);
     maxima_ = args_.maxima + task * args_.rows;
     weights_ = args_.weights + task * args_.rows;
     sums_ = args_.sums + task * args_.rows * args_.sums_row;
@@ -312,36 +313,58 @@ class DecodeTask {
       maxima_[r] = -kInfinity;
       weights_[r] = 0;
     }
-    const Sequence s = sequence_of(args_, batch_);
-    q_len_ = s.q_len;
-    rows_ = group_ * q_len_;
-    if (rows_ == 0) return;
-    const Span some = band_of(args_.band, s).keys_of_some({0, q_len_});
-    const Span keys =
-        meet(meet(some, {0, s.kv_len}), {chunk * args_.chunk, (chunk + 1) * args_.chunk});
-    if (keys.empty()) return;
+    if (chunk.keys.empty()) return;
 
-    begin(s);
-    // Tiles begin at multiples of their size.
-    const std::int64_t first = keys.begin / kPanel * kPanel;
-    Span tile = meet({first, first + kPanel}, keys);
-    list(tile, lists_[0]);
+    begin(chunk);
+    Span tile = first_tile(chunk.keys);
+    list(chunk, tile, lists_[0]);
     for (int now = 0; !tile.empty(); now = 1 - now) {
-      const Span next = meet({tile.end, tile.end + kPanel}, keys);
-      if (!next.empty()) list(next, lists_[1 - now]);
-      key_tile(tile, lists_[now], lists_[next.empty() ? now : 1 - now]);
+      const Span next = meet({tile.end, tile.end + kPanel}, chunk.keys);
+      int fetched = 1 - now;
+      if (!next.empty())
+        list(chunk, next, lists_[fetched]);
+      else if (!later.keys.empty())
+        list(later, first_tile(later.keys), lists_[fetched]);
+      else
+        fetched = now;
+      key_tile(tile, lists_[now], lists_[fetched]);
       tile = next;
     }
   }
 
  private:
+  /// A task: some keys of one KV head.
+  struct Chunk {
+    Sequence sequence;
+    Place place{};
+    Span keys{0, 0};  ///< that some row sees by length and band
+  };
+  Chunk chunk_of(std::int64_t task) const {
+    const std::int64_t pair = task / args_.chunks, n = task % args_.chunks;
+    Chunk chunk;
+    if (pair >= shape_.batch * shape_.kv_heads) return chunk;
+    chunk.sequence = sequence_of(args_, pair / shape_.kv_heads);
+    const Sequence& s = chunk.sequence;
+    chunk.place = {s.batch, pair % shape_.kv_heads, s.k_begin};
+    if (s.q_len == 0) return chunk;
+    chunk.keys = meet(band_of(args_.band, s).keys_of_some({0, s.q_len}),
+                      {n * args_.chunk, lesser((n + 1) * args_.chunk, s.kv_len)});
+    return chunk;
+  }
+
+  /// Tiles begin at multiples of their size.
+  static Span first_tile(Span keys) {
+    const std::int64_t begin = keys.begin / kPanel * kPanel;
+    return meet({begin, begin + kPanel}, keys);
+  }
+
   /// Keys and values of a tile.
   struct Lists {
     RowList keys, values;
   };
-  void list(Span tile, Lists& lists) const {
-    list_rows(args_.k, keys_place_, tile, lists.keys);
-    list_rows(args_.v, keys_place_, tile, lists.values);
+  void list(const Chunk& chunk, Span tile, Lists& lists) const {
+    list_rows(args_.k, chunk.place, tile, lists.keys);
+    list_rows(args_.v, chunk.place, tile, lists.values);
   }
   /// What to ask for while `list` is worked on.
   static const RowList& to_fetch(const RowList& list, const RowList& next) {
@@ -349,15 +372,18 @@ class DecodeTask {
   }
 
   // Load Q, clear O.
-  void begin(const Sequence& s) {
-    keys_place_ = {batch_, kv_head_, s.k_begin};
+  void begin(const Chunk& chunk) {
+    const Sequence& s = chunk.sequence;
+    keys_place_ = chunk.place;
+    q_len_ = s.q_len;
+    rows_ = group_ * q_len_;
     for (std::int64_t g = 0; g < group_; ++g) {
-      const std::int64_t head = kv_head_ * group_ + g;
+      const std::int64_t head = chunk.place.head * group_ + g;
       heads_[g] = Scores(args_, s, head);
       if (args_.scores.dropout.threshold > 0)
-        keep_[g] = Keep(args_.scores.dropout, batch_, head, shape_.q_heads);
+        keep_[g] = Keep(args_.scores.dropout, s.batch, head, shape_.q_heads);
       float* to = queries_ + g * q_len_ * shape_.head_dim;
-      const Rows from = stage(args_.q, {batch_, head, s.q_begin}, {0, q_len_}, to);
+      const Rows from = stage(args_.q, {s.batch, head, s.q_begin}, {0, q_len_}, to);
       for (std::int64_t i = 0; i < q_len_; ++i)
         for (std::int64_t d = 0; d < shape_.head_dim; ++d)
           to[i * shape_.head_dim + d] = from.at(i)[d] * units_.sign;
@@ -485,7 +511,7 @@ class DecodeTask {
   const ScoreUnits units_;
 
   // The task.
-  std::int64_t batch_ = 0, kv_head_ = 0, q_len_ = 0, rows_ = 0;
+  std::int64_t q_len_ = 0, rows_ = 0;
   float *maxima_ = nullptr, *weights_ = nullptr, *sums_ = nullptr;
   Place keys_place_{};
   Scores heads_[kDecodeMaxRows];

@@ -9,13 +9,12 @@ namespace {
 
 std::int64_t rows_of(const Problem& p) { return p.kv_heads > 0 ? p.group() * p.q_len : 0; }
 
-/// Keys of a task, by the shape alone: the order of sums depends on it. Long chunks, because
-/// nothing asks for the first tile of one ahead of time; enough of them for every machine.
+/// Keys of a task, by the length alone: the order of sums depends on it, and a sequence is to give
+/// the same bits in every batch.
 std::int64_t decode_chunk(const Problem& p) {
-  constexpr std::int64_t kLongest = 2048, kShortest = 128, kEnoughTasks = 256;
+  constexpr std::int64_t kLongest = 512, kShortest = 128, kEnoughTasks = 32;
   std::int64_t keys = kLongest;
-  while (keys > kShortest && p.batch * p.kv_heads * ceil_div(p.kv_len, keys) < kEnoughTasks)
-    keys /= 2;
+  while (keys > kShortest && ceil_div(p.kv_len, keys) < kEnoughTasks) keys /= 2;
   return keys;
 }
 
@@ -72,6 +71,7 @@ Status run(const Problem& p, const Launch& launch, const DecodeWorkers& workers)
   args.rows = rows_of(p);
   args.chunk = decode_chunk(p);
   args.chunks = ceil_div(p.kv_len, args.chunk);
+  args.workers = launch.pool->threads;
   args.maxima = workspace + shared.maxima;
   args.weights = workspace + shared.weights;
   args.sums = workspace + shared.sums;

@@ -231,6 +231,7 @@ struct DecodeArgs : ResultArgs {
   std::int64_t rows;    ///< that share a KV head, at most
   std::int64_t chunk;   ///< keys of a task
   std::int64_t chunks;  ///< of the longest sequence
+  std::int64_t workers;
   // What is known of a row after a chunk, [batch, kv_heads, chunks, rows].
   float* maxima;
   float* weights;
