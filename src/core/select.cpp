@@ -66,7 +66,9 @@ Status check_names(const Problem& problem, const EffectiveChoice& choice) {
 bool is_exclusion(RefusalCode code) {
   return code == RefusalCode::not_chosen || code == RefusalCode::explicit_only ||
          code == RefusalCode::instruction_set || code == RefusalCode::limited_by_env ||
-         code == RefusalCode::device_type;
+         code == RefusalCode::device_type ||
+         // Made for few queries: the kernel for many is no fallback.
+         code == RefusalCode::q_len || code == RefusalCode::query_rows;
 }
 
 std::string reasons(const Selection& selection) {

@@ -48,12 +48,12 @@ DecodeShared decode_shared(const Problem& p) {
 }
 
 Refusal supports(const Problem& p) {
-  if (const Refusal refusal = supports_flash(p); !refusal.serves()) return refusal;
+  // First, because what is beyond this is another kernel's task.
   if (p.q_len > kDecodeMaxQueries)
     return Refusal::because(RefusalCode::q_len, p.q_len, kDecodeMaxQueries);
   if (rows_of(p) > kDecodeMaxRows)
     return Refusal::because(RefusalCode::query_rows, rows_of(p), kDecodeMaxRows);
-  return Refusal::accept();
+  return supports_flash(p);
 }
 
 std::size_t workspace_bytes(const Problem& p, int threads) {
