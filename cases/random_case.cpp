@@ -141,16 +141,22 @@ const std::array<Trait, kTraitCount> kTraits{{
        c.no_dk = r.chance(0.5);
        c.no_dv = r.chance(0.5); }},
     {"nolse", 0.05, [](Case& c, RandomNumbers&) { c.no_lse = true; }},
+    // Cases have them unless they are out of scope.
+    {"q80", 0, [](Case&, RandomNumbers&) {}},
 }};
 // clang-format on
 
+constexpr std::size_t kManyQueries = kTraitCount - 1;
+constexpr std::int64_t kFewQueries = 16;
+
 /// A small case with just the trait's tokens; they replace the tokens they set.
 Case probe_case(const Trait& trait) {
-  std::string name = fmt::format("b1_hkv2_q5_d8_{}", trait.probe);
+  std::string name = fmt::format("b1_hkv2_d8_{}", trait.probe);
   const auto complete = [&](std::string_view token, auto... present) {
     if (((name.find(present) == std::string::npos) && ...)) name += fmt::format("_{}", token);
   };
   complete("hq2", "_hq");
+  complete("q5", "_q80");
   complete("k7", "_k5");
   complete("f32", "_bf16", "_f16", "_f64", "_f32-");
   return parse_case(name).value();
@@ -221,6 +227,7 @@ Case random_case(std::uint64_t seed, const Scope& scope) {
     const double pairs = static_cast<double>(c.batch * c.kv_heads * c.q_len * c.kv_len);
     if (pairs <= kMostPairs && pairs * static_cast<double>(c.head_dim) <= kMostWork) break;
   } while (true);
+  if (!scope[kManyQueries] && c.q_len > 0) c.q_len = 1 + (c.q_len - 1) % kFewQueries;
   for (std::size_t n = 0; n < kTraitCount; ++n) {
     // Drawn for every trait, so that a scope changes no other part of the case.
     const bool wanted = r.chance(kTraits[n].probability);

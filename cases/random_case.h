@@ -9,7 +9,7 @@
 
 namespace fovea::cases {
 
-inline constexpr std::size_t kTraitCount = 41;
+inline constexpr std::size_t kTraitCount = 42;
 
 /// Which traits (a mask, a window, bf16, ...) random cases may have, beyond dense f32 calls.
 using Scope = std::bitset<kTraitCount>;

@@ -62,6 +62,7 @@ const std::vector<TableEntry>& table() {
     Entries made;
     for (const TableRow& row : kDenseRows) add(made, row.name, row.hazard);
     for (const TableRow& row : kFeatureRows) add(made, row.name, row.hazard);
+    for (const TableRow& row : kDecodeRows) add(made, row.name, row.hazard);
     add_head_dims(made);
     add_lengths(made);
     return made;

@@ -11,6 +11,7 @@ struct TableRow {
 };
 
 extern const std::span<const TableRow> kDenseRows;    ///< q, k, v with strides, heads and bands
+extern const std::span<const TableRow> kDecodeRows;   ///< few queries over many keys
 extern const std::span<const TableRow> kFeatureRows;  ///< everything else of the contract
 
 }  // namespace fovea::cases

@@ -20,4 +20,20 @@ double flops_of(const Case& c, Direction direction) {
   return direction == Direction::forward ? forward : 2.5 * forward;
 }
 
+double read_bytes_of(const Case& c, Direction direction) {
+  const Lengths lengths = lengths_of(c);
+  double queries = 0, keys = 0;
+  for (std::int64_t b = 0; b < c.batch; ++b) {
+    queries += static_cast<double>(lengths.q[static_cast<std::size_t>(b)] * c.q_heads);
+    keys += static_cast<double>(keys_of_sequence(c, lengths, b).size() * c.kv_heads);
+  }
+  const auto row_bytes = [](DType dtype, std::int64_t width) {
+    return static_cast<double>(size_of(dtype) * width);
+  };
+  const double out =
+      direction == Direction::forward ? 0 : 2 * queries * row_bytes(c.out_dtype(), c.v_head_dim);
+  return queries * row_bytes(c.q_dtype, c.head_dim) + out +
+         keys * (row_bytes(c.k_dtype, c.head_dim) + row_bytes(c.v_dtype, c.v_head_dim));
+}
+
 }  // namespace fovea::cases

@@ -14,4 +14,8 @@ double visible_pairs(const Case& c);
 /// backward (five products instead of two).
 double flops_of(const Case& c, Direction direction);
 
+/// Bytes of q, k and v that somebody sees by band and lengths (and of out and dout backward): what
+/// has to be read at least, masks aside.
+double read_bytes_of(const Case& c, Direction direction);
+
 }  // namespace fovea::cases

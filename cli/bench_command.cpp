@@ -79,6 +79,9 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
   row.case_name = cases::name_of(prepared.spec());
   row.direction = direction == cases::Direction::forward ? "forward" : "backward";
   row.flops = cases::flops_of(prepared.spec(), direction);
+  row.read_bytes = cases::read_bytes_of(prepared.spec(), direction);
+  const bool reads_take_longest =
+      row.read_bytes / machine.read_bytes > row.flops / machine.peaks.front().flops;
   row.rounds = settings.rounds;
   row.check = "not checked";
   if (!settings.no_check) {
@@ -102,9 +105,11 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
   row.workspace_bytes = ours->workspace_bytes();
 
   const std::string peak_set = peak_set_of(row.kernel);
-  std::vector<double> times, peer_times, ratios, peaks;
+  std::vector<double> times, peer_times, ratios, peaks, reads;
   for (int round = -1; round < settings.rounds; ++round) {  // round -1 warms up
     const double peak = measure_peak(peak_set, machine.threads, kPeakSeconds);
+    const double read =
+        reads_take_longest ? measure_read_bandwidth(machine.threads, kPeakSeconds) : 0;
     const Result<double> time = ours->time(settings.min_time);
     if (!time) return time.status();
     Result<double> peer_time = 0.0;
@@ -114,6 +119,7 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
     }
     if (round < 0) continue;
     peaks.push_back(peak);
+    reads.push_back(read);
     times.push_back(*time);
     if (!theirs) continue;
     peer_times.push_back(*peer_time);
@@ -123,6 +129,7 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
   row.peer_seconds = spread_of(peer_times);
   row.ratio = spread_of(ratios);
   row.peak_flops = spread_of(peaks).median;
+  row.machine_read_bytes = spread_of(reads).median;
   return row;
 }
 
@@ -220,8 +227,8 @@ void add_bench_command(CLI::App& app, int& exit_code) {
   CLI::App* command = app.add_subcommand(
       "bench",
       "Measure kernels on cases: the machine's peak first, then the result's correctness, then "
-      "time "
-      "in rounds that alternate with a peer and with the peak. Without cases: B1 H8 S2048, D64 and "
+      "time in rounds that alternate with a peer and with the peak (and with memory reads, where "
+      "those take longest). Without cases: B1 H8 S2048, D64 and "
       "D128, full and causal.");
   command->add_option("cases", s.names, "Case names, as in fovea check");
   command->add_option("--kernel", s.kernel,

@@ -39,6 +39,13 @@ void print_row(const BenchRow& row) {
       row.kernel, row.seconds.median * 1e3, row.seconds.lower_quartile * 1e3,
       row.seconds.upper_quartile * 1e3, rate * 1e-12, 100 * rate / row.peak_flops,
       row.peak_flops * 1e-9, static_cast<double>(row.workspace_bytes) / 1048576);
+  if (row.machine_read_bytes > 0) {
+    const double read = row.read_bytes / row.seconds.median;
+    fmt::print(
+        "  {:<24} reads at {:.1f} GB/s, {:.1f} % of the machine ({:.1f} GB/s between the "
+        "rounds)\n",
+        "", read * 1e-9, 100 * read / row.machine_read_bytes, row.machine_read_bytes * 1e-9);
+  }
   if (row.peer.empty()) return;
   fmt::print("  {:<24} {:10.3f} ms (quartiles {:.3f} to {:.3f}), {:.4f} TFLOP/s\n", row.peer,
              row.peer_seconds.median * 1e3, row.peer_seconds.lower_quartile * 1e3,
@@ -71,6 +78,13 @@ std::string bench_json(const Machine& machine, const std::vector<BenchRow>& rows
                           {"flops_per_second", rate},
                           {"peak_flops_per_second", row.peak_flops},
                           {"share_of_peak", rate / row.peak_flops}};
+    if (row.machine_read_bytes > 0) {
+      const double read = row.read_bytes / row.seconds.median;
+      entry["read_bytes"] = row.read_bytes;
+      entry["read_bytes_per_second"] = read;
+      entry["machine_read_bytes_per_second"] = row.machine_read_bytes;
+      entry["share_of_reads"] = read / row.machine_read_bytes;
+    }
     if (!row.peer.empty()) {
       entry["peer"] = row.peer;
       entry["peer_seconds"] = json_of(row.peer_seconds);

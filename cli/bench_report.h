@@ -25,8 +25,10 @@ struct BenchRow {
   double flops = 0;
   std::size_t workspace_bytes = 0;
   Spread seconds, peer_seconds;
-  Spread ratio;           ///< peer's time over ours, round by round
-  double peak_flops = 0;  ///< median of the measurements between the rounds
+  Spread ratio;                   ///< peer's time over ours, round by round
+  double peak_flops = 0;          ///< median of the measurements between the rounds
+  double read_bytes = 0;          ///< that have to be read at least
+  double machine_read_bytes = 0;  ///< a second, like peak_flops; 0 unless reads take longest
   int rounds = 0;
 };
 

@@ -17,6 +17,10 @@ std::string render(const Refusal& r) {
       return fmt::format("head_dim {} > {}", r.a, r.b);
     case RefusalCode::v_head_dim:
       return fmt::format("v_head_dim {} > {}", r.a, r.b);
+    case RefusalCode::q_len:
+      return fmt::format("q_len {} > {}", r.a, r.b);
+    case RefusalCode::query_rows:
+      return fmt::format("{} query rows share a KV head > {}", r.a, r.b);
     case RefusalCode::instruction_set:
       return fmt::format("this CPU lacks {}", r.text);
     case RefusalCode::limited_by_env:
@@ -45,6 +49,10 @@ std::string kind_of(const Refusal& r) {
       return "head_dim";
     case RefusalCode::v_head_dim:
       return "v_head_dim";
+    case RefusalCode::q_len:
+      return "q_len";
+    case RefusalCode::query_rows:
+      return "query rows";
     case RefusalCode::instruction_set:
       return "instruction set";
     case RefusalCode::self_check_failed:

@@ -14,6 +14,8 @@ enum class RefusalCode : std::uint8_t {
   compute_dtype,      ///< a = DType found; text = dtypes served
   head_dim,           ///< a = head_dim found, b = limit
   v_head_dim,         ///< a = v_head_dim found, b = limit
+  q_len,              ///< a = q_len found, b = limit
+  query_rows,         ///< a = rows of q that share a KV head, b = limit
   instruction_set,    ///< text = what this CPU lacks
   limited_by_env,     ///< text = the environment variable
   device_type,        ///< a = DeviceType found

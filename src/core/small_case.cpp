@@ -13,7 +13,7 @@
 namespace fovea {
 namespace {
 
-constexpr std::int64_t kBatch = 1, kQueries = 37, kKeys = 75;
+constexpr std::int64_t kBatch = 1, kKeys = 75;
 
 /// Distance of `got` from `want`, relative where the reference has a norm.
 double distance(const TensorView& got, const TensorView& want, bool relative) {
@@ -65,12 +65,12 @@ TensorView SmallCase::random(DType dtype, std::initializer_list<std::int64_t> sh
   return view;
 }
 
-SmallCase::SmallCase(const Problem& like) : like_(like) {
+SmallCase::SmallCase(const Problem& like, std::int64_t queries) : like_(like), queries_(queries) {
   const Features features = like.features;
   const AttentionParams& from = like.params;
   q_heads_ = 2;
   kv_heads_ = features.has(Feature::gqa) ? 1 : 2;
-  params_.q = random(like.q().dtype, {kBatch, q_heads_, kQueries, like.head_dim}, 1);
+  params_.q = random(like.q().dtype, {kBatch, q_heads_, queries_, like.head_dim}, 1);
   params_.k = random(like.k().dtype, {kBatch, kv_heads_, kKeys, like.head_dim}, 1);
   params_.v = random(like.v().dtype, {kBatch, kv_heads_, kKeys, like.v_head_dim}, 1);
   // One check stands for every scale and softcap, so their sizes do not come from the call: logits
@@ -81,9 +81,9 @@ SmallCase::SmallCase(const Problem& like) : like_(like) {
   params_.f32_precision = from.f32_precision;
   if (from.band) params_.band = shrink(*from.band);
   if (features.has(Feature::additive_mask))
-    params_.mask = random(from.mask.dtype, {kQueries, kKeys}, 1);
+    params_.mask = random(from.mask.dtype, {queries_, kKeys}, 1);
   if (features.has(Feature::bool_mask)) {
-    const MutableTensorView mask = tensor(DType::boolean, {kQueries, kKeys});
+    const MutableTensorView mask = tensor(DType::boolean, {queries_, kKeys});
     for (std::int64_t n = 0; n < mask.elements(); ++n)
       static_cast<unsigned char*>(mask.data)[n] = n % 3 != 0 && n / kKeys != 4;
     params_.mask = mask;
@@ -111,18 +111,18 @@ SmallCase::SmallCase(const Problem& like) : like_(like) {
   }
   if (like.direction == Direction::backward) {
     const DType dtype = like.dout.dtype;
-    dout_ = random(dtype, {kBatch, q_heads_, kQueries, like.v_head_dim}, 1);
-    if (features.has(Feature::dlse)) dlse_ = random(DType::f32, {kBatch, q_heads_, kQueries}, 1);
+    dout_ = random(dtype, {kBatch, q_heads_, queries_, like.v_head_dim}, 1);
+    if (features.has(Feature::dlse)) dlse_ = random(DType::f32, {kBatch, q_heads_, queries_}, 1);
   }
 }
 
 SmallCase::Results SmallCase::make_results() {
   const DType out = like_.direction == Direction::forward ? like_.out.dtype : like_.saved_out.dtype;
   Results r;
-  r.out = tensor(out, {kBatch, q_heads_, kQueries, like_.v_head_dim});
-  r.lse = tensor(DType::f32, {kBatch, q_heads_, kQueries});
+  r.out = tensor(out, {kBatch, q_heads_, queries_, like_.v_head_dim});
+  r.lse = tensor(DType::f32, {kBatch, q_heads_, queries_});
   if (like_.direction == Direction::forward) return r;
-  r.dq = tensor(like_.q().dtype, {kBatch, q_heads_, kQueries, like_.head_dim});
+  r.dq = tensor(like_.q().dtype, {kBatch, q_heads_, queries_, like_.head_dim});
   r.dk = tensor(like_.k().dtype, {kBatch, kv_heads_, kKeys, like_.head_dim});
   r.dv = tensor(like_.v().dtype, {kBatch, kv_heads_, kKeys, like_.v_head_dim});
   return r;
@@ -151,8 +151,18 @@ Status SmallCase::execute(const Kernel& kernel, const Problem& problem) {
   return kernel.run(problem, launch);
 }
 
+Result<Problem> SmallCase::forward_problem(const Results& results) const {
+  return validate(ForwardArgs{params_, results.out, results.lse});
+}
+
+bool SmallCase::served_by(const Kernel& kernel) {
+  if (kernel.direction != Direction::forward) return true;
+  const Result<Problem> problem = forward_problem(make_results());
+  return problem.ok() && kernel.supports(*problem).serves();
+}
+
 Status SmallCase::run_forward(const Kernel& kernel, const Results& results) {
-  Result<Problem> problem = validate(ForwardArgs{params_, results.out, results.lse});
+  Result<Problem> problem = forward_problem(results);
   if (!problem.ok()) return problem.status();
   return execute(kernel, *problem);
 }

@@ -14,7 +14,10 @@ namespace fovea {
 /// Random data (fixed), odd lengths, the problem's dtypes, head dims and score features.
 class SmallCase {
  public:
-  explicit SmallCase(const Problem& like);
+  SmallCase(const Problem& like, std::int64_t queries);
+
+  /// Whether the kernel serves it: some serve a few query rows only.
+  bool served_by(const Kernel& kernel);
 
   /// Runs both kernels of one direction and gives the largest relative L2 error over their results
   /// (LSE: absolute). NaN counts as infinite.
@@ -29,6 +32,7 @@ class SmallCase {
   View tensor(DType dtype, std::initializer_list<std::int64_t> shape);
   TensorView random(DType dtype, std::initializer_list<std::int64_t> shape, double deviation);
   Results make_results();
+  Result<Problem> forward_problem(const Results& results) const;
   Status run_forward(const Kernel& kernel, const Results& results);
   Status run_backward(const Kernel& kernel, const Results& saved, const Results& results);
   Status execute(const Kernel& kernel, const Problem& problem);
@@ -38,7 +42,7 @@ class SmallCase {
   std::uint64_t random_state_ = 0x2545F4914F6CDD1Du;
   AttentionParams params_;
   TensorView dout_, dlse_;
-  std::int64_t q_heads_, kv_heads_;
+  std::int64_t queries_, q_heads_, kv_heads_;
 };
 
 }  // namespace fovea

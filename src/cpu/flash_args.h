@@ -197,14 +197,48 @@ struct ForwardScratch {
   std::int64_t floats;                    ///< all of it
 };
 
-struct ForwardArgs : FlashArgs {
+/// What every forward kernel is told.
+struct ResultArgs : FlashArgs {
   Sink out;
   Output lse;  ///< columns unused; data may be null
+};
+
+struct ForwardArgs : ResultArgs {
   std::int64_t task_rows;
   std::int64_t tasks;
   bool last_rows_first;  ///< the last rows see the most keys
   float* scratch;
   ForwardScratch layout;
+};
+
+/// The most queries of a sequence in decoding: with 16, the flash kernels take 1.3 to 2.5 times as
+/// long (portable in bf16: as long), with 32 as long, whatever the group of query heads.
+inline constexpr std::int64_t kDecodeMaxQueries = 16;
+/// The most query rows that share a KV head.
+inline constexpr std::int64_t kDecodeMaxRows = 128;
+
+struct DecodeScratch {
+  std::int64_t queries;  ///< [rows, head_dim]
+  std::int64_t scores;   ///< S, then P [rows, kPanel]
+  std::int64_t bias;     ///< additive mask [rows, kPanel], if there is one
+  std::int64_t keys;     ///< K [kPanel, head_dim], where it cannot be read in place
+  std::int64_t values;   ///< V [kPanel, v_head_dim], likewise
+  std::int64_t sums;     ///< a row of O [v_head_dim padded]
+  std::int64_t floats;
+};
+
+struct DecodeArgs : ResultArgs {
+  std::int64_t rows;    ///< that share a KV head, at most
+  std::int64_t chunk;   ///< keys of a task
+  std::int64_t chunks;  ///< of the longest sequence
+  std::int64_t workers;
+  // What is known of a row after a chunk, [batch, kv_heads, chunks, rows].
+  float* maxima;
+  float* weights;
+  float* sums;            ///< O [.., v_head_dim padded]
+  std::int64_t sums_row;  ///< floats between its rows
+  float* scratch;
+  DecodeScratch layout;
 };
 
 struct BackwardScratch {
@@ -251,9 +285,16 @@ struct FlashWorkers {
   void (*backward_dmask)(void* backward_args, int worker);
 };
 
-// flash_forward.cpp and flash_backward.cpp, once for each instruction set.
+struct DecodeWorkers {
+  void (*decode)(void* decode_args, int worker);
+  void (*merge)(void* decode_args, int worker);
+};
+
+// flash_forward.cpp, flash_backward.cpp and decode_forward.cpp, once for each instruction set.
 #define FOVEA_DECLARE_FLASH(isa)                              \
   void flash_forward_##isa(void* args, int worker);           \
+  void decode_##isa(void* args, int worker);                  \
+  void decode_merge_##isa(void* args, int worker);            \
   void flash_backward_prepare_##isa(void* args, int worker);  \
   void flash_backward_##isa(void* args, int worker);          \
   void flash_backward_store_dq_##isa(void* args, int worker); \

@@ -25,8 +25,8 @@
 //
 // Serves: f32, f16 and bf16 (computed in f32), head_dim and v_head_dim 1 to 512, all of the
 // contract but quantised evaluation.
-#include "cpu/prologue.h"
 #include "cpu/scores.h"
+#include "cpu/softmax.h"
 
 namespace fovea::cpu {
 namespace {
@@ -41,24 +41,6 @@ constexpr float kUnset = -1e38f;
 constexpr std::int64_t kValueRows = kForwardKeys / kPack;
 /// Vectors handled side by side in the softmax.
 constexpr int kAbreast = 4;
-
-/// log x of a positive, normal x, within 1e-9.
-FOVEA_INLINE double natural_log(float x) {
-  std::uint32_t bits;
-  __builtin_memcpy(&bits, &x, sizeof bits);
-  int exponent = static_cast<int>(bits >> 23) - 127;
-  bits = (bits & 0x007fffffu) | 0x3f800000u;
-  float fraction;
-  __builtin_memcpy(&fraction, &bits, sizeof fraction);
-  double m = static_cast<double>(fraction);
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++exponent;
-  }
-  const double z = (m - 1) / (m + 1), w = z * z;
-  const double series = 1 + w * (1.0 / 3 + w * (1.0 / 5 + w * (1.0 / 7 + w * (1.0 / 9))));
-  return exponent * kLn2 + 2 * z * series;
-}
 
 class ForwardTask {
  public:
@@ -76,19 +58,9 @@ class ForwardTask {
         staged_(scratch + args.layout.staged),
         maxima_(scratch + args.layout.maxima),
         weights_(scratch + args.layout.weights),
-        rescale_(scratch + args.layout.rescale) {
-    const ScoreArgs& scores = args.scores;
-    bent_ = scores.softcap > 0 || scores.mask.additive || scores.slopes.data != nullptr ||
-            (kPack > 1 && !(args.scale > 0));
-    if (!bent_) {
-      // Scores are kept as +-Q K^T and multiplied by the scale's size on the way to the exponent.
-      sign_ = args.scale > 0 ? 1.0f : args.scale < 0 ? -1.0f : 0.0f;
-      const auto scale = static_cast<float>(args.scale);  // backward's as well
-      size_ = scale == 0 ? 1 : static_cast<double>(scale < 0 ? -scale : scale);
-    }
-    to_base2_ = static_cast<float>(size_ * kLog2e);
-    slack_ = kSlack / to_base2_ < kFloatMax ? kSlack / to_base2_ : kFloatMax;
-    largest_ = to_base2_ > 1 ? kFloatMax / to_base2_ : kFloatMax;
+        rescale_(scratch + args.layout.rescale),
+        units_(args) {
+    slack_ = kSlack / units_.to_base2 < kFloatMax ? kSlack / units_.to_base2 : kFloatMax;
   }
 
   void run(std::int64_t task) {
@@ -139,9 +111,9 @@ class ForwardTask {
       pack_across(stage_words(args_.q, rows_place_, rows, staged_), rows.end - rows.begin, depth_,
                   queries_ + p * kPanel * depth_, kPanel);
     }
-    if (sign_ != 1)
+    if (units_.sign != 1)
       for (std::int64_t n = 0; n < padded_rows * depth_; n += kLanes)
-        store(queries_ + n, load(queries_ + n) * splat(sign_));
+        store(queries_ + n, load(queries_ + n) * splat(units_.sign));
     for (std::int64_t n = 0; n < padded_rows; ++n) {
       maxima_[n] = n < rows_.end - rows_.begin ? -kInfinity : 0.0f;
       weights_[n] = 0;
@@ -218,7 +190,7 @@ class ForwardTask {
         dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
       }
     }
-    if (bent_) sc_->bend_across(rows, keys, bias_, scores_);
+    if (units_.bent) sc_->bend_across(rows, keys, bias_, scores_);
     if (seen != nullptr) keep_lanes(keys.end - keys.begin, seen, -kInfinity);
   }
 
@@ -249,7 +221,7 @@ class ForwardTask {
       float* maxima = maxima_ + p * kPanel + x;
       float* weights = weights_ + p * kPanel + x;
       float* rescale = rescale_ + p * kPanel + x;
-      const Vec factor = splat(to_base2_);
+      const Vec factor = splat(units_.to_base2);
       Vec base[kAbreast], weight[kAbreast];
       if (cautious || !kExp2TakesAll) {
         moved |= move_references(scores_ + x, keys, maxima, rescale, base);
@@ -293,7 +265,8 @@ class ForwardTask {
     maxima_of(scores, keys, top);
     bool far_out = false;
 #pragma GCC unroll 4
-    for (int u = 0; u < kAbreast; ++u) far_out |= any(less(splat(largest_), absolute(top[u])));
+    for (int u = 0; u < kAbreast; ++u)
+      far_out |= any(less(splat(units_.largest), absolute(top[u])));
     if (far_out) {
       bound(scores, keys);
       maxima_of(scores, keys, top);
@@ -307,7 +280,7 @@ class ForwardTask {
       const Vec now = select(exceeds, top[u], old);
       base[u] = select(equal(now, splat(-kInfinity)), zero(), now);
       store(maxima + u * kLanes, now);
-      const Vec shrinks = exp2((old - base[u]) * splat(to_base2_));
+      const Vec shrinks = exp2((old - base[u]) * splat(units_.to_base2));
       store(rescale + u * kLanes, select(exceeds, shrinks, splat(1)));
     }
     // Rows that saw nothing yet, or whose scores are extreme, cannot do without.
@@ -331,11 +304,8 @@ class ForwardTask {
   /// Finite scores, brought within what f32 can hold once they are scaled to base 2.
   void bound(float* scores, std::int64_t keys) const {
     for (std::int64_t j = 0; j < keys; ++j, scores += kScoresRow)
-      for (int u = 0; u < kAbreast; ++u) {
-        const Vec s = load(scores + u * kLanes);
-        const Vec bounded = min(splat(largest_), max(splat(-largest_), s));
-        store(scores + u * kLanes, select(equal(absolute(s), splat(kInfinity)), s, bounded));
-      }
+      for (int u = 0; u < kAbreast; ++u)
+        store(scores + u * kLanes, bounded(load(scores + u * kLanes), units_.largest));
   }
 
   // O = rescale O + P V.
@@ -419,48 +389,10 @@ class ForwardTask {
 
   // Divide by the sums of weights, store out and lse.
   void finish() {
-    const Output& lse = args_.lse;
-    const float sink = float_at(args_.scores.sinks, head_, -kInfinity);
     for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
       const std::int64_t at = i - rows_.begin;
-      // Rounded before the logarithm is added, as backward rounds scores before it takes lse off.
-      const float top = maxima_[at] * static_cast<float>(size_);
-      const Total total = sum_up(top, weights_[at], sink);
-      const float share = total.share * args_.scores.dropout.keep_scale;
-      float* o = sums_ + at * padded_;
-      if (total.share == 0) {
-        for (std::int64_t d = 0; d < padded_; d += kLanes) store(o + d, zero());
-      } else {
-        for (std::int64_t d = 0; d < padded_; d += kLanes) store(o + d, load(o + d) * splat(share));
-      }
-      write_row(args_.out, rows_place_, i, o);
-      if (lse.data != nullptr)
-        lse.data[batch_ * lse.batch + head_ * lse.head + (rows_place_.first_row + i) * lse.row] =
-            total.lse;
+      finish_row(args_, units_, rows_place_, i, maxima_[at], weights_[at], sums_ + at * padded_);
     }
-  }
-
-  /// What a row's sums come to.
-  struct Total {
-    float lse;
-    float share;  ///< of O in out
-  };
-  /// weight: the sum of exp(s - top) over the keys; sink: a score without a value.
-  static Total sum_up(float top, float weight, float sink) {
-    if (sink != -kInfinity) {
-      if (weight == 0 || sink == kInfinity) return {sink, 0};
-      if (sink != sink) return {sink, sink};
-      const double larger = static_cast<double>(sink > top ? sink : top);
-      const double shrink = __builtin_exp(static_cast<double>(top) - larger);
-      const double all =
-          static_cast<double>(weight) * shrink + __builtin_exp(static_cast<double>(sink) - larger);
-      return {static_cast<float>(larger + __builtin_log(all)), static_cast<float>(shrink / all)};
-    }
-    if (weight == 0) return {-kInfinity, 0};
-    const float share = 1.0f / weight;
-    if (top == kInfinity) return {top, share};
-    if (weight != weight || weight == kInfinity) return {weight, share};
-    return {static_cast<float>(static_cast<double>(top) + natural_log(weight)), share};
   }
 
   const ForwardArgs& args_;
@@ -470,12 +402,8 @@ class ForwardTask {
   float *const queries_, *const sums_, *const scores_, *const bias_, *const values_;
   float *const key_rows_, *const staged_;
   float *const maxima_, *const weights_, *const rescale_;
-  bool bent_ = false;  ///< scores are more than a positive multiple of q.k
-  float sign_ = 1;
-  double size_ = 1;
-  float to_base2_ = 1;
-  float slack_ = 0;    ///< kSlack, and
-  float largest_ = 0;  ///< the largest score that base 2 can hold, both in scores' units
+  const ScoreUnits units_;
+  float slack_ = 0;  ///< kSlack in scores' units
 
   // The task.
   std::int64_t batch_ = 0, head_ = 0, panels_ = 0;

@@ -8,26 +8,13 @@
 #include "cpu/flash_problem.h"
 #include "cpu/isa.h"
 #include "cpu/problem_args.h"
+#include "cpu/scratch_layout.h"
 
 namespace fovea::cpu {
 namespace {
 
 /// What the packed queries and sums of a task may take of the L2 cache.
 constexpr std::int64_t kTaskBytes = std::int64_t{512} << 10;
-
-/// Hands out parts of a worker's scratch, or of the workspace, in floats; each begins a cache line.
-class Layout {
- public:
-  std::int64_t take(std::int64_t floats) {
-    const std::int64_t at = used_;
-    used_ += round_up_to(floats, 16);
-    return at;
-  }
-  [[nodiscard]] std::int64_t floats() const { return used_; }
-
- private:
-  std::int64_t used_ = 0;
-};
 
 // Forward.
 

@@ -157,6 +157,46 @@ inline Rows stage_words(const Source& x, const Place& place, Span rows, float* t
 }
 #endif
 
+/// Up to kPanel rows of one head, which need not lie at one distance; behind them the last one
+/// again. Elements of a row adjoin.
+struct RowList {
+  const char* at[kPanel];
+  Element element;
+  bool in_place;
+
+  void pad(std::int64_t count) {
+    for (std::int64_t n = count; n < kPanel; ++n) at[n] = at[count - 1];
+  }
+};
+
+/// Lists one or more rows where they lie, if they can be widened to f32 from there without a
+/// further step; rows of 16-bit elements by pairs.
+inline void list_rows(const Source& x, const Place& place, Span rows, RowList& list) {
+  list.in_place = false;
+  if (x.prologue.norm || x.prologue.rotate) return;
+  const char** at = list.at;
+  for (std::int64_t row = rows.begin; row < rows.end;) {
+    const Run<const char*> run = source_run(x, place, row, rows.end - row);
+    if (row == rows.begin) list.element = run.element;
+    const std::int64_t size = size_of(run.element);
+    if (run.element != list.element || size == 8 || (size == 2 && x.width % 2 != 0) ||
+        (run.element != x.compute && x.compute != Element::f32) ||
+        (run.column != 1 && x.width != 1))
+      return;
+    for (std::int64_t n = 0; n < run.count; ++n, ++row) *at++ = run.data + n * run.row * size;
+  }
+  list.in_place = true;
+  list.pad(rows.end - rows.begin);
+}
+/// The same rows in f32, in `to` [rows, width].
+inline void stage_list(const Source& x, const Place& place, Span rows, float* to, RowList& list) {
+  const Rows staged = stage(x, place, rows, to);
+  for (std::int64_t n = 0; n < rows.end - rows.begin; ++n)
+    list.at[n] = reinterpret_cast<const char*>(staged.at(n));
+  list.element = Element::f32;
+  list.pad(rows.end - rows.begin);
+}
+
 /// Rows from `row` on of an operand whose in_place is true.
 FOVEA_INLINE Rows rows_in_place(const Source& x, const Place& place, std::int64_t row) {
   const Run<const char*> run = run_at(x.segments, place, row, 1);

@@ -77,12 +77,9 @@ FOVEA_INLINE Vec exp2(Vec x) {
   return _mm512_maskz_scalef_ps(kEvery, p, x);
 }
 
-/// to[c][r] = from[r][c] for a square block of kLanes.
-FOVEA_INLINE void transpose_block(const float* from, std::int64_t from_row, float* to,
-                                  std::int64_t to_row) {
-  Vec r[16], t[16];
-#pragma GCC unroll 16
-  for (int i = 0; i < 16; ++i) r[i] = load(from + i * from_row);
+/// Lane c of r[i] <-> lane i of r[c].
+FOVEA_INLINE void transpose(Vec (&r)[kLanes]) {
+  Vec t[16];
 #pragma GCC unroll 8
   for (int i = 0; i < 16; i += 2) {
     t[i] = __builtin_shufflevector(r[i], r[i + 1], 0, 16, 1, 17, 4, 20, 5, 21, 8, 24, 9, 25, 12, 28,
@@ -116,11 +113,18 @@ FOVEA_INLINE void transpose_block(const float* from, std::int64_t from_row, floa
 #pragma GCC unroll 8
   for (int i = 0; i < 8; ++i) {
     const Vec a = t[i], b = t[i + 8];
-    store(to + i * to_row,
-          __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27));
-    store(to + (i + 8) * to_row, __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21,
-                                                         22, 23, 28, 29, 30, 31));
+    r[i] = __builtin_shufflevector(a, b, 0, 1, 2, 3, 8, 9, 10, 11, 16, 17, 18, 19, 24, 25, 26, 27);
+    r[i + 8] =
+        __builtin_shufflevector(a, b, 4, 5, 6, 7, 12, 13, 14, 15, 20, 21, 22, 23, 28, 29, 30, 31);
   }
+}
+
+/// Lanes of a and b in turn.
+FOVEA_INLINE void join_pairs(Vec& a, Vec& b) {
+  const Vec low =
+      __builtin_shufflevector(a, b, 0, 16, 1, 17, 2, 18, 3, 19, 4, 20, 5, 21, 6, 22, 7, 23);
+  b = __builtin_shufflevector(a, b, 8, 24, 9, 25, 10, 26, 11, 27, 12, 28, 13, 29, 14, 30, 15, 31);
+  a = low;
 }
 
 #else
@@ -166,6 +170,33 @@ FOVEA_INLINE Vec min(Vec a, Vec b) { return _mm256_min_ps(a, b); }
 FOVEA_INLINE float sum(Vec v) {
   return ((v[0] + v[4]) + (v[2] + v[6])) + ((v[1] + v[5]) + (v[3] + v[7]));
 }
+FOVEA_INLINE void transpose(Vec (&r)[kLanes]) {
+  Vec t[8];
+#pragma GCC unroll 4
+  for (int i = 0; i < 8; i += 2) {
+    t[i] = _mm256_unpacklo_ps(r[i], r[i + 1]);
+    t[i + 1] = _mm256_unpackhi_ps(r[i], r[i + 1]);
+  }
+#pragma GCC unroll 2
+  for (int i = 0; i < 8; i += 4) {
+#pragma GCC unroll 2
+    for (int h = 0; h < 2; ++h) {
+      r[i + 2 * h] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0x44);
+      r[i + 2 * h + 1] = _mm256_shuffle_ps(t[i + h], t[i + 2 + h], 0xee);
+    }
+  }
+#pragma GCC unroll 4
+  for (int i = 0; i < 4; ++i) {
+    const Vec a = r[i], b = r[i + 4];
+    r[i] = _mm256_permute2f128_ps(a, b, 0x20);
+    r[i + 4] = _mm256_permute2f128_ps(a, b, 0x31);
+  }
+}
+FOVEA_INLINE void join_pairs(Vec& a, Vec& b) {
+  const Vec low = _mm256_unpacklo_ps(a, b), high = _mm256_unpackhi_ps(a, b);
+  a = _mm256_permute2f128_ps(low, high, 0x20);
+  b = _mm256_permute2f128_ps(low, high, 0x31);
+}
 /// 2^n for the integer n that stands 127 too high in the low bits of t.
 FOVEA_INLINE Vec power_of_two(Vec t) {
   return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_castps_si256(t), 23));
@@ -189,8 +220,12 @@ FOVEA_INLINE void store(float* p, Vec v) { __builtin_memcpy(p, &v, sizeof v); }
 FOVEA_INLINE Mask first_lanes(int n) { return Mask{0, 1, 2, 3} < Mask{n, n, n, n}; }
 FOVEA_INLINE Vec load(const float* p, Mask m) {
   Vec v = zero();
-  for (int i = 0; i < kLanes; ++i)
-    if (m[i] != 0) v[i] = p[i];
+  for (int i = 0; i < kLanes; ++i) {
+    if (m[i] == 0) continue;
+    float x;
+    __builtin_memcpy(&x, p + i, sizeof x);
+    v[i] = x;
+  }
   return v;
 }
 FOVEA_INLINE void store(float* p, Vec v, Mask m) {
@@ -213,6 +248,21 @@ FOVEA_INLINE Mask lanes_of(std::uint64_t bits) {
 FOVEA_INLINE Vec max(Vec a, Vec b) { return a > b ? a : b; }
 FOVEA_INLINE Vec min(Vec a, Vec b) { return a < b ? a : b; }
 FOVEA_INLINE float sum(Vec v) { return (v[0] + v[2]) + (v[1] + v[3]); }
+FOVEA_INLINE void transpose(Vec (&r)[kLanes]) {
+  const Vec a = __builtin_shufflevector(r[0], r[1], 0, 4, 1, 5);
+  const Vec b = __builtin_shufflevector(r[0], r[1], 2, 6, 3, 7);
+  const Vec c = __builtin_shufflevector(r[2], r[3], 0, 4, 1, 5);
+  const Vec d = __builtin_shufflevector(r[2], r[3], 2, 6, 3, 7);
+  r[0] = __builtin_shufflevector(a, c, 0, 1, 4, 5);
+  r[1] = __builtin_shufflevector(a, c, 2, 3, 6, 7);
+  r[2] = __builtin_shufflevector(b, d, 0, 1, 4, 5);
+  r[3] = __builtin_shufflevector(b, d, 2, 3, 6, 7);
+}
+FOVEA_INLINE void join_pairs(Vec& a, Vec& b) {
+  const Vec low = __builtin_shufflevector(a, b, 0, 4, 1, 5);
+  b = __builtin_shufflevector(a, b, 2, 6, 3, 7);
+  a = low;
+}
 FOVEA_INLINE Vec power_of_two(Vec t) {
   return reinterpret_cast<Vec>(reinterpret_cast<Mask>(t) << 23);
 }
@@ -238,14 +288,18 @@ FOVEA_INLINE Vec exp2(Vec x) {
   return p * power_of_two(t);
 }
 
+#endif
+
 /// to[c][r] = from[r][c] for a square block of kLanes.
 FOVEA_INLINE void transpose_block(const float* from, std::int64_t from_row, float* to,
                                   std::int64_t to_row) {
-  for (int r = 0; r < kLanes; ++r)
-    for (int c = 0; c < kLanes; ++c) to[c * to_row + r] = from[r * from_row + c];
+  Vec rows[kLanes];
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes; ++r) rows[r] = load(from + r * from_row);
+  transpose(rows);
+#pragma GCC unroll 16
+  for (int r = 0; r < kLanes; ++r) store(to + r * to_row, rows[r]);
 }
-
-#endif
 
 /// What a lane of the vectors' fma gives.
 FOVEA_INLINE float fma(float a, float b, float c) {
@@ -254,6 +308,16 @@ FOVEA_INLINE float fma(float a, float b, float c) {
 #else
   return a * b + c;
 #endif
+}
+
+/// The largest lane; where some are NaN, that or NaN.
+FOVEA_INLINE float largest_lane(Vec v) {
+  float lanes[kLanes];
+  store(lanes, v);
+  for (int half = kLanes / 2; half > 0; half /= 2)
+    for (int n = 0; n < half; ++n)
+      lanes[n] = lanes[n] > lanes[n + half] ? lanes[n] : lanes[n + half];
+  return lanes[0];
 }
 
 FOVEA_INLINE Vec absolute(Vec v) { return max(v, zero() - v); }

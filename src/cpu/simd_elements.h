@@ -5,6 +5,8 @@
 #include "cpu/simd.h"
 
 #if !defined(__F16C__)
+#include <type_traits>
+
 #include "contract/float_types.h"
 #endif
 
@@ -45,6 +47,22 @@ FOVEA_INLINE void narrow_f16(void* p, Vec v) {
   _mm256_storeu_si256(static_cast<__m256i*>(p),
                       _mm512_maskz_cvtps_ph(kEvery, v, _MM_FROUND_TO_NEAREST_INT));
 }
+/// Lanes that hold two adjoining 16-bit elements each, as the first and the second of them.
+template <Element kElement>
+FOVEA_INLINE void split_pairs(Vec pairs, Vec& first, Vec& second) {
+  const __m512i bits = _mm512_castps_si512(pairs);
+  if constexpr (kElement == Element::bf16) {
+    first = _mm512_castsi512_ps(_mm512_maskz_slli_epi32(kEvery, bits, 16));
+    second = _mm512_castsi512_ps(
+        _mm512_and_si512(bits, _mm512_set1_epi32(static_cast<int>(0xffff0000u))));
+  } else {
+    const auto low = [](__m512i x) {
+      return _mm512_maskz_cvtph_ps(kEvery, _mm512_maskz_cvtepi32_epi16(kEvery, x));
+    };
+    first = low(bits);
+    second = low(_mm512_maskz_srli_epi32(kEvery, bits, 16));
+  }
+}
 #elif defined(__AVX2__) && defined(__F16C__)
 FOVEA_INLINE Vec widen_bf16(const void* p) {
   const __m128i bits = _mm_loadu_si128(static_cast<const __m128i*>(p));
@@ -70,6 +88,21 @@ FOVEA_INLINE Vec widen_f16(const void* p) {
 }
 FOVEA_INLINE void narrow_f16(void* p, Vec v) {
   _mm_storeu_si128(static_cast<__m128i*>(p), _mm256_cvtps_ph(v, _MM_FROUND_TO_NEAREST_INT));
+}
+template <Element kElement>
+FOVEA_INLINE void split_pairs(Vec pairs, Vec& first, Vec& second) {
+  const __m256i bits = _mm256_castps_si256(pairs);
+  if constexpr (kElement == Element::bf16) {
+    first = _mm256_castsi256_ps(_mm256_slli_epi32(bits, 16));
+    second = _mm256_castsi256_ps(
+        _mm256_and_si256(bits, _mm256_set1_epi32(static_cast<int>(0xffff0000u))));
+  } else {
+    const __m256i low = _mm256_and_si256(bits, _mm256_set1_epi32(0xffff));
+    const __m256i packed = _mm256_packus_epi32(low, _mm256_srli_epi32(bits, 16));
+    const __m256i halves = _mm256_permute4x64_epi64(packed, 0xd8);
+    first = _mm256_cvtph_ps(_mm256_castsi256_si128(halves));
+    second = _mm256_cvtph_ps(_mm256_extracti128_si256(halves, 1));
+  }
 }
 #else
 FOVEA_INLINE Vec widen_bf16(const void* p) {
@@ -100,6 +133,16 @@ FOVEA_INLINE void narrow_f16(void* p, Vec v) {
   for (int n = 0; n < kLanes; ++n) x[n] = to_f16(v[n]);
   __builtin_memcpy(p, x, sizeof x);
 }
+template <Element kElement>
+FOVEA_INLINE void split_pairs(Vec pairs, Vec& first, Vec& second) {
+  using Half = std::conditional_t<kElement == Element::bf16, Bf16, F16>;
+  Half x[2 * kLanes];
+  __builtin_memcpy(x, static_cast<const void*>(&pairs), sizeof x);
+  for (int n = 0; n < kLanes; ++n) {
+    first[n] = to_f32(x[2 * n]);
+    second[n] = to_f32(x[2 * n + 1]);
+  }
+}
 #endif
 
 /// kLanes adjoining elements.
@@ -113,6 +156,21 @@ FOVEA_INLINE Vec widen(const void* p) {
     for (int n = 0; n < kLanes; ++n) x[n] = static_cast<float>(static_cast<const double*>(p)[n]);
     return load(x);
   }
+}
+/// The first `n` of them, and zeros.
+template <Element kElement>
+FOVEA_INLINE Vec widen(const void* p, int n) {
+  if constexpr (kElement == Element::f32) return load(static_cast<const float*>(p), first_lanes(n));
+#if defined(__AVX512BW__)
+  if constexpr (kElement == Element::f16 || kElement == Element::bf16) {
+    const __m256i bits = _mm256_maskz_loadu_epi16(first_lanes(n), p);
+    return widen<kElement>(&bits);
+  }
+#endif
+  constexpr int kBytes = kElement == Element::f64 ? 8 : kElement == Element::f32 ? 4 : 2;
+  alignas(64) char some[kLanes * kBytes] = {};
+  __builtin_memcpy(some, p, static_cast<std::size_t>(n * kBytes));
+  return widen<kElement>(some);
 }
 template <Element kElement>
 FOVEA_INLINE void narrow(void* p, Vec v) {

@@ -118,11 +118,11 @@ inline void expect_near(const DenseResults& got, const DenseResults& want, doubl
   EXPECT_LE(relative_error(got.dv, want.dv), tolerance) << "dv";
 }
 
-/// f("cpu.avx512") for each family of kernels that is judged here.
+/// f("cpu.avx512") for each pair of kernels, forward and backward, that is judged here.
 template <class F>
 void for_each_prefix(F&& f) {
   for (const char* family : {"flash", "unfused"})
-    for (const std::string& id : kernels_of(family, "forward")) {
+    for (const std::string& id : kernels_of(family, "backward")) {
       const std::string prefix = id.substr(0, id.rfind('.'));
       SCOPED_TRACE(prefix);
       f(prefix);
