@@ -66,7 +66,7 @@ TEST(SelfCheckOf, EveryKernelPassesWhateverTheScale) {
         const Problem problem = example.problem(kernel.direction);
         const Kernel* oracle =
             find_kernel(std::string("cpu.reference.") + name_of(kernel.direction));
-        const double error = SmallCase(problem).compare(kernel, *oracle).value();
+        const double error = SmallCase(problem, 5).compare(kernel, *oracle).value();
         EXPECT_LE(error, 1e-5) << kernel.id << " head_dim " << head_dim << " scale " << scale;
         if (positive < 0) positive = error;
         if (scale >= 0) EXPECT_EQ(error, positive) << kernel.id << " scale " << scale;
