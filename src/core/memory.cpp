@@ -37,7 +37,7 @@ struct Term {
 };
 
 /// The most terms of two views: their dimensions, and the bytes of their elements.
-constexpr std::size_t kMaxTerms = 2 * (kMaxRank + 1);
+constexpr std::size_t kMaxTerms = std::size_t{2} * (kMaxRank + 1);
 
 struct Terms {
   std::array<Term, kMaxTerms> list{};
