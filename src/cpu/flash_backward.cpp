@@ -1,10 +1,12 @@
-// cpu.{avx512,avx2,portable}.backward: gradients of attention without a matrix of scores, in f32.
+// cpu.{avx512bf16,avx512,avx2,portable}.backward: gradients of attention without a matrix of
+// scores.
 //
 //   P = exp(S - lse) where visible, else 0 (scores.h)      delta = rowsum(dO o O) - dlse
 //   dS = P o (drop o dO V^T - delta)
 //   dV = (P o drop)^T dO,  dK^ = scale (dS o softcap')^T Q^,  dQ^ = scale (dS o softcap') K^
-//   dmask = dS summed over what the mask is broadcast over,  dsink = -sum_i exp(sink - lse_i)
-//   delta_i dq, dk and the norms' weights from dQ^, dK^ (prologue.h)
+//   dmask = dS summed over what the mask is broadcast over
+//   dsink = -sum_i exp(sink - lse_i) delta_i
+//   dq, dk and the norms' weights from dQ^, dK^ (prologue.h)
 //
 //   q, dq [batch, q_heads, q_len, head_dim]; k, dk [batch, kv_heads, kv_len, head_dim];
 //   v, dv [batch, kv_heads, kv_len, v_head_dim]; out, dout [batch, q_heads, q_len, v_head_dim];
@@ -29,8 +31,8 @@
 //
 // Scratch a worker: below 2 MB (flash_kernels.cpp).
 //
-// Serves: f32, f16 and bf16 (computed in f32), head_dim and v_head_dim 1 to 512, all of the
-// contract but paged caches and quantised evaluation.
+// Serves: f32, f16 and bf16 (products in f32, or, avx512bf16, of bf16 pairs), head_dim and
+// v_head_dim 1 to 512, all of the contract but paged caches and quantised evaluation.
 #include <sched.h>
 
 #include "cpu/prologue.h"
@@ -144,10 +146,6 @@ class BackwardTask {
  private:
   /// Rows of a tile of queries, in words.
   static constexpr std::int64_t kRowWords = kBackwardRows / kPack;
-  /// Widened to begin with a whole word of `all`.
-  static Span whole_words(Span some, Span all) {
-    return {all.begin + (some.begin - all.begin) / kPack * kPack, some.end};
-  }
   static std::int64_t rows_of(Span span) { return greater(0, span.end - span.begin); }
   static Span one_or_all(std::int64_t n, std::int64_t size, std::int64_t all) {
     return size == 1 ? Span{0, all} : Span{n, n + 1};
@@ -186,9 +184,8 @@ class BackwardTask {
     keys_are_finite_ = Answer::unknown;
   }
 
-  /// A tile of queries and what belongs to its rows.
+  /// Rows of a tile of queries, as words.
   struct QueryTile {
-    Span rows;
     Rows q, dout;
   };
   QueryTile load_queries(Span rows) {
@@ -200,7 +197,7 @@ class BackwardTask {
       dlse_.data = args_.dlse.data + batch_ * args_.dlse.batch + head_ * args_.dlse.head +
                    (rows_place_.first_row + rows.begin) * args_.dlse.row;
     delta_ = args_.delta + (batch_ * shape_.q_heads + head_) * shape_.q_len + rows.begin;
-    return {rows, stage_words(args_.q, rows_place_, rows, queries_rows_),
+    return {stage_words(args_.q, rows_place_, rows, queries_rows_),
             stage_words(args_.dout, rows_place_, rows, douts_rows_)};
   }
 
@@ -301,13 +298,6 @@ class BackwardTask {
             shape_.v_head_dim,
             n,
             steps};
-  }
-
-  static bool finite(Answer& answer, const float* packed, std::int64_t width, std::int64_t capacity,
-                     std::int64_t rows) {
-    if (answer == Answer::unknown)
-      answer = columns_are_finite(packed, width, capacity, rows) ? Answer::yes : Answer::no;
-    return answer == Answer::yes;
   }
 
   // X Y^T of a tile of rows and a panel of keys, where some are visible.
@@ -612,7 +602,7 @@ class BackwardTask {
 
 /// One tile of rows of one head.
 struct RowTask {
-  std::int64_t index, head;
+  std::int64_t head;
   Sequence sequence;
   Place place;
   Span rows;
@@ -620,8 +610,7 @@ struct RowTask {
 RowTask row_task(const BackwardArgs& args, std::int64_t task) {
   const std::int64_t pair = task / args.row_tiles, heads = args.shape.q_heads;
   const Sequence s = sequence_of(args, pair / heads);
-  return {task,
-          pair % heads,
+  return {pair % heads,
           s,
           {pair / heads, pair % heads, s.q_begin},
           BackwardTask::row_tile(s, task % args.row_tiles)};

@@ -1,4 +1,4 @@
-// cpu.{avx512,avx2,portable}.forward: attention without a matrix of scores, in f32.
+// cpu.{avx512bf16,avx512,avx2,portable}.forward: attention without a matrix of scores.
 //
 //   S = scores where visible, -inf elsewhere (scores.h);  P = exp(S - m);  l = rowsum P [+ sink]
 //   O = (P o drop) V,  out = O / l,  lse = m + log l      m: a reference close to the row's maximum
@@ -15,7 +15,7 @@
 // and rows that QK-norm or RoPE change, become f32 on the way to their packed form (prologue.h).
 //
 // A panel meets a tile of keys in one of three ways: nothing is visible (skipped), all is (no
-// mask), or some is (`hide` sets the rest to -inf; a band's visible parts alone are multiplied).
+// mask), or some is (the rest is set to -inf; a band's visible parts alone are multiplied).
 // With AVX-512, P is computed against the reference of the tile before; only if its sum grows
 // beyond 2^16 is the tile done again with a new one. A reference moves by 2^8 or more or not at
 // all, so that O is seldom rescaled.
@@ -23,8 +23,8 @@
 // Scratch a worker: 2 x 512 rows x 64 columns and a few tiles, at most 2 MB (flash_kernels.cpp). A
 // row's result depends neither on the task that it is part of nor on the number of threads.
 //
-// Serves: f32, f16 and bf16 (computed in f32), head_dim and v_head_dim 1 to 512, all of the
-// contract but quantised evaluation.
+// Serves: f32, f16 and bf16 (products in f32, or, avx512bf16, of bf16 pairs), head_dim and
+// v_head_dim 1 to 512, all of the contract but quantised evaluation.
 #include "cpu/scores.h"
 #include "cpu/softmax.h"
 
@@ -155,11 +155,6 @@ class ForwardTask {
 #endif
       accumulate(p, rows, keys, tile, hidden, prefetch);
     }
-  }
-
-  /// Widened to begin with a whole word.
-  static Span whole_words(Span keys, Span tile) {
-    return {tile.begin + (keys.begin - tile.begin) / kPack * kPack, keys.end};
   }
 
   // S^T for the panel's queries; -inf where not visible.
@@ -314,12 +309,8 @@ class ForwardTask {
     // The last word may hold a value that nobody sees.
     const bool shares_word = keys.end < tile.end && (keys.end - tile.begin) % kPack != 0;
     const bool partial = seen != nullptr || shares_word;
-    if (partial && values_are_finite_ == Answer::unknown)
-      values_are_finite_ =
-          columns_are_finite(values_, shape_.v_head_dim, kValueRows, tile.end - tile.begin)
-              ? Answer::yes
-              : Answer::no;
-    const bool by_element = partial && values_are_finite_ == Answer::no;
+    const bool by_element = partial && !finite(values_are_finite_, values_, shape_.v_head_dim,
+                                               kValueRows, tile.end - tile.begin);
     for (std::int64_t d = 0; d < padded_; d += kTileCols) {
       const int vecs = static_cast<int>(lesser(kTileCols, padded_ - d) / kLanes);
       TileArgs t{};
@@ -379,7 +370,7 @@ class ForwardTask {
             n,
             steps};
   }
-  /// The queries of the next rows, which another task probably wants, and where results go.
+  /// The queries of the next rows, which another task probably wants.
   Prefetch fetch_queries(std::int64_t steps) const {
     if (!args_.q.in_place) return {};
     const std::int64_t n = greater(0, lesser(args_.task_rows, shape_.q_len - rows_.end));

@@ -108,7 +108,8 @@ class Scores {
     });
   }
 
-  /// q.k -> s of row i and the 64 keys from `key` on. cap_slopes: softcap' [64], if it is not null.
+  /// q.k -> s of row i and the 64 keys from `key` on. cap_slopes: softcap' [64], where
+  /// there is one.
   void bend_along(std::int64_t i, std::int64_t key, const float* bias, float* s,
                   float* cap_slopes) const {
     with_features([&](auto caps, auto adds, auto slopes) {

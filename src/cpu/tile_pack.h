@@ -179,6 +179,19 @@ inline bool columns_are_finite(const float* packed, std::int64_t width, std::int
   return finite;
 }
 
+/// The same, found out once.
+FOVEA_INLINE bool finite(Answer& answer, const float* packed, std::int64_t width,
+                         std::int64_t capacity, std::int64_t rows) {
+  if (answer == Answer::unknown)
+    answer = columns_are_finite(packed, width, capacity, rows) ? Answer::yes : Answer::no;
+  return answer == Answer::yes;
+}
+
+/// `some` of `all`, widened to begin with a whole word.
+FOVEA_INLINE Span whole_words(Span some, Span all) {
+  return {all.begin + (some.begin - all.begin) / kPack * kPack, some.end};
+}
+
 /// Asks for rows that are needed later, line by line, spread over the work that comes before.
 class Prefetch {
  public:
