@@ -47,6 +47,7 @@ Operands make_operands(const Case& c, const Lengths& lengths, const std::vector<
 std::vector<Tensor> make_like_out(const Case& c, const Lengths& lengths, DType dtype);
 /// The same for lse and dlse.
 Tensor make_like_lse(const Case& c, const Lengths& lengths);
+Tensor make_like_lse(const Case& c, const Lengths& lengths, DType dtype);
 
 /// Where row j of a sequence's keys lies.
 struct RowPlace {

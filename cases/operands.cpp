@@ -96,7 +96,10 @@ std::vector<Tensor> make_like_out(const Case& c, const Lengths& lengths, DType d
 }
 
 Tensor make_like_lse(const Case& c, const Lengths& lengths) {
-  const DType dtype = c.compute() == DType::f64 ? DType::f64 : DType::f32;
+  return make_like_lse(c, lengths, c.compute() == DType::f64 ? DType::f64 : DType::f32);
+}
+
+Tensor make_like_lse(const Case& c, const Lengths& lengths, DType dtype) {
   if (c.varlen != IndexKind::none) return make_tensor(dtype, {c.q_heads, lengths.total_q});
   // [batch, seq, heads] for bshd would be no layout that anybody has.
   const bool plain = c.layout == Layout::bshd || c.layout == Layout::packed_qkv;

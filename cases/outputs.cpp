@@ -70,7 +70,10 @@ Outputs make_forward_outputs(const Inputs& inputs, Width width) {
     add(outputs, segment_name("out", n, out.size()), out[n], packed ? 0 : -1, owned);
   }
   if (width == Width::widest || !c.no_lse) {
-    add(outputs, "lse", make_like_lse(c, inputs.lengths), packed ? 1 : -1, owned);
+    add(outputs, "lse",
+        width == Width::widest ? make_like_lse(c, inputs.lengths, DType::f64)
+                               : make_like_lse(c, inputs.lengths),
+        packed ? 1 : -1, owned);
   }
   return outputs;
 }

@@ -28,7 +28,7 @@ struct Outputs {
 /// In what dtypes results are asked for.
 enum class Width {
   as_asked,  ///< the case's own
-  widest,    ///< f32, or f64 where the compute dtype is f64: the oracle's
+  widest,    ///< the oracle's: f32, or f64 where the compute dtype is f64; lse always in f64
 };
 
 Outputs make_forward_outputs(const Inputs& inputs, Width width);

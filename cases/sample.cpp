@@ -155,16 +155,17 @@ Status sample_forward(const Inputs& inputs, const Outputs& results, const Slice&
   struct Results {
     Tensor out, lse;
   };
-  const auto run = [&](const char* kernel, DType dtype, Results& made) {
+  const auto run = [&](const char* kernel, DType dtype, DType lse, Results& made) {
     made.out = like(part(results.list[0]), dtype);
-    made.lse = make_tensor(DType::f32, {inputs.c.batch, inputs.c.q_heads, slice.q_size});
+    made.lse = make_tensor(lse, {inputs.c.batch, inputs.c.q_heads, slice.q_size});
     args.out = made.out.view;
     args.lse = made.lse.view;
     return run_trusted(args, kernel);
   };
   Results oracle, baseline;
-  if (Status s = run("cpu.reference.forward", DType::f32, oracle); !s.ok()) return s;
-  if (Status s = run("cpu.baseline.forward", inputs.c.out_dtype(), baseline); !s.ok()) return s;
+  if (Status s = run("cpu.reference.forward", DType::f32, DType::f64, oracle); !s.ok()) return s;
+  if (Status s = run("cpu.baseline.forward", inputs.c.out_dtype(), DType::f32, baseline); !s.ok())
+    return s;
   accumulate(sums_of(all, "out"), part(results.list[0]), oracle.out, baseline.out);
   if (const Output* lse = results.find("lse"); lse != nullptr) {
     accumulate(sums_of(all, "lse"), part(*lse), oracle.lse, baseline.lse);

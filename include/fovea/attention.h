@@ -196,8 +196,8 @@ struct AttentionParams {
 
 /// out [batch, q_heads, q_len, v_head_dim] in the compute dtype or f32, any strides (chosen by the
 /// caller), as 1 to 4 segments along q_len like the operands; lse [batch, q_heads, q_len] f32 (or
-/// f64 where the compute dtype is f64), natural log, optional. Outputs must not overlap each other
-/// or any input; interleaved views of one buffer do not overlap.
+/// f64, which only the reference kernels write), natural log, optional. Outputs must not overlap
+/// each other or any input; interleaved views of one buffer do not overlap.
 struct ForwardArgs {
   AttentionParams params;
   MutableOperand out;

@@ -123,6 +123,8 @@ const char* name_of(Feature feature) {
       return "norm-weight gradient";
     case Feature::segmented_results:
       return "segmented out or dout";
+    case Feature::f64_lse:
+      return "f64 LSE of a narrower compute dtype";
   }
   return "unknown feature";
 }

@@ -62,8 +62,11 @@ struct Stream {
   std::uint32_t offset;
 };
 
+/// What the high half of the offset is multiplied by on its way into the key.
+inline constexpr std::uint64_t kOffsetFactor = 0x9E3779B97F4A7C15u;
+
 FOVEA_HD inline Stream make_stream(std::uint64_t seed, std::uint64_t offset, std::uint32_t stream) {
-  return {seed + (offset >> 32) * 0x9E3779B97F4A7C15u, stream, static_cast<std::uint32_t>(offset)};
+  return {seed + (offset >> 32) * kOffsetFactor, stream, static_cast<std::uint32_t>(offset)};
 }
 
 /// The eight 16-bit decisions of the cell that (i, j) belongs to.

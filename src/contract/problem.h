@@ -38,8 +38,8 @@ enum class Feature : std::uint32_t {
   dsinks = 1u << 20,
   dnorm_weight = 1u << 21,
   segmented_results = 1u << 22,  ///< out or dout in more than one segment
+  f64_lse = 1u << 23,            ///< forward's lse in f64 while the compute dtype is narrower
 };
-inline constexpr int kFeatureCount = 23;
 
 /// A set of features.
 struct Features {
@@ -57,6 +57,9 @@ struct Features {
   friend constexpr bool operator==(Features, Features) = default;
 };
 constexpr Features operator|(Feature a, Feature b) { return Features(a) | Features(b); }
+
+inline constexpr int kFeatureCount = 24;
+inline constexpr Features kEveryFeature{(1u << kFeatureCount) - 1};
 
 /// Human name of a feature, as refusals print it: "softcap", "paged KV cache".
 const char* name_of(Feature feature);

@@ -40,7 +40,6 @@ Status check_out(Context& c, const char* name, const Operands& operand) {
   return {};
 }
 
-/// LSE-shaped views are f32 (f64 is allowed where the compute dtype is f64).
 Status check_lse_shape(const Context& c, const char* name, const TensorView& view) {
   const Problem& p = c.problem;
   const bool packed = p.features.has(Feature::varlen);
@@ -50,9 +49,15 @@ Status check_lse_shape(const Context& c, const char* name, const TensorView& vie
     FOVEA_RETURN_IF_ERROR(check_shape(c, name, view, {p.q_heads, p.q().shape[0]}));
   else
     FOVEA_RETURN_IF_ERROR(check_shape(c, name, view, {p.batch, p.q_heads, p.q_len}));
-  if (view.dtype != DType::f32 && !(view.dtype == DType::f64 && p.compute == DType::f64))
-    return c.invalid("{} must be f32; got {}", name, name_of(view.dtype));
   return {};
+}
+
+/// What backward reads in the shape of LSE is f32 (f64 too where the compute dtype is f64).
+Status check_saved_lse(const Context& c, const char* name, const TensorView& view) {
+  FOVEA_RETURN_IF_ERROR(check_lse_shape(c, name, view));
+  if (view.dtype == DType::f32 || (view.dtype == DType::f64 && c.problem.compute == DType::f64))
+    return {};
+  return c.invalid("{} must be f32; got {}", name, name_of(view.dtype));
 }
 
 Status check_writable(const Context& c, const char* name, const TensorView& view) {
@@ -122,6 +127,9 @@ Status check_forward_results(Context& c) {
     FOVEA_RETURN_IF_ERROR(check_writable(c, "out", p.out_segments.segments[n].tensor));
   if (!p.lse.present()) return {};
   FOVEA_RETURN_IF_ERROR(check_lse_shape(c, "lse", p.lse));
+  if (p.lse.dtype != DType::f32 && p.lse.dtype != DType::f64)
+    return c.invalid("lse must be f32 or f64; got {}", name_of(p.lse.dtype));
+  if (p.lse.dtype == DType::f64 && p.compute != DType::f64) p.features.add(Feature::f64_lse);
   return check_writable(c, "lse", p.lse);
 }
 
@@ -133,9 +141,9 @@ Status check_gradients(Context& c) {
   if (!p.dout_segments.present()) return c.invalid("dout is missing");
   FOVEA_RETURN_IF_ERROR(check_out(c, "out", p.saved_out_segments));
   FOVEA_RETURN_IF_ERROR(check_out(c, "dout", p.dout_segments));
-  FOVEA_RETURN_IF_ERROR(check_lse_shape(c, "lse", p.saved_lse));
+  FOVEA_RETURN_IF_ERROR(check_saved_lse(c, "lse", p.saved_lse));
   if (p.dlse.present()) {
-    FOVEA_RETURN_IF_ERROR(check_lse_shape(c, "dlse", p.dlse));
+    FOVEA_RETURN_IF_ERROR(check_saved_lse(c, "dlse", p.dlse));
     p.features.add(Feature::dlse);
   }
   bool any = false;

@@ -13,8 +13,7 @@ Refusal supports(const Problem& problem) {
   if (problem.compute == DType::f64)
     return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(problem.compute),
                             0, "f32, f16, bf16");
-  return refuse_features_beyond(
-      problem, reference::kEveryFeature - (Feature::quantization | Feature::paged));
+  return refuse_features_beyond(problem, kEveryFeature - (Feature::quantization | Feature::paged));
 }
 
 }  // namespace

@@ -6,7 +6,7 @@
 //
 //   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 //   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
-//   lse [batch, q_heads, q_len]; any strides, packed or paged, in segments (sequences.h)
+//   lse [batch, q_heads, q_len]; any strides, packed or paged, in segments (plain_rows.h)
 //
 // The rows of all query heads that share a KV head are worked on together, so that K and V are read
 // once. A task is a chunk of the keys of one KV head, whose length kv_len alone decides: 128 to 512

@@ -1,6 +1,5 @@
 // The decode kernels as rows of the kernel table: what they serve, the memory they need, how their
 // phases are run. Compiled for every machine; the work is in decode_forward.cpp.
-#include "cpu/flash_problem.h"
 #include "cpu/isa.h"
 #include "cpu/scratch_layout.h"
 
@@ -65,7 +64,7 @@ Status run(const Problem& p, const Launch& launch, const DecodeWorkers& workers)
   auto* workspace = reinterpret_cast<float*>(launch.workspace);
   const DecodeShared shared = decode_shared(p);
   DecodeArgs args{};
-  static_cast<FlashArgs&>(args) = flash_args(p);
+  static_cast<Call&>(args) = plain_call(p);
   args.out = sink_like_out(p, p.out_segments);
   args.lse = rows_of_heads<float*>(p, p.lse);
   args.rows = rows_of(p);

@@ -10,7 +10,7 @@
 //
 //   q, dq [batch, q_heads, q_len, head_dim]; k, dk [batch, kv_heads, kv_len, head_dim];
 //   v, dv [batch, kv_heads, kv_len, v_head_dim]; out, dout [batch, q_heads, q_len, v_head_dim];
-//   lse, dlse [batch, q_heads, q_len]; any strides, packed, in segments (sequences.h)
+//   lse, dlse [batch, q_heads, q_len]; any strides, packed, in segments (plain_rows.h)
 //
 // A task is one tile of up to 256 keys of one KV head, with all query heads of its group. It packs
 // K and V transposed once and walks the queries in tiles of 96. Scores lie keys across: P and dS

@@ -5,7 +5,7 @@
 //
 //   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 //   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
-//   lse [batch, q_heads, q_len]; any strides, packed or paged, in segments (sequences.h)
+//   lse [batch, q_heads, q_len]; any strides, packed or paged, in segments (plain_rows.h)
 //
 // A task is up to 512 query rows of one head: panels of 64. It packs its queries once, transposed,
 // and walks the keys in tiles of 96. For each tile and panel it computes S^T [96 keys, 64 queries]:

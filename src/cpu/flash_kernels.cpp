@@ -5,7 +5,6 @@
 #include <iterator>
 
 #include "contract/elements.h"
-#include "cpu/flash_problem.h"
 #include "cpu/isa.h"
 #include "cpu/problem_args.h"
 #include "cpu/scratch_layout.h"
@@ -55,7 +54,7 @@ std::size_t forward_workspace(const Problem& p, int threads) {
 
 Status run_forward(const Problem& p, const Launch& launch, const FlashWorkers& workers) {
   ForwardArgs args{};
-  static_cast<FlashArgs&>(args) = flash_args(p);
+  static_cast<Call&>(args) = plain_call(p);
   args.out = sink_like_out(p, p.out_segments);
   args.lse = rows_of_heads<float*>(p, p.lse);
   args.task_rows = forward_task_rows(p, launch.pool->threads);
@@ -173,7 +172,7 @@ void store_dsinks(const Problem& p, const double* shares) {
 
 BackwardArgs backward_args(const Problem& p, float* workspace) {
   BackwardArgs args{};
-  static_cast<FlashArgs&>(args) = flash_args(p);
+  static_cast<Call&>(args) = plain_call(p);
   args.out = source_like_out(p, p.saved_out_segments);
   args.dout = source_like_out(p, p.dout_segments);
   args.lse = rows_of_heads<const float*>(p, p.saved_lse);

@@ -48,6 +48,17 @@ void run_on(const ThreadPool& pool, void (*task)(void*, int), void* args) {
   for (int worker = 0; worker < pool.threads; ++worker) task(args, worker);
 }
 
+Refusal supports_flash(const Problem& p) {
+  if (p.compute == DType::f64)
+    return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(p.compute), 0,
+                            "f32, f16, bf16");
+  if (p.head_dim > kMaxHeadDim)
+    return Refusal::because(RefusalCode::head_dim, p.head_dim, kMaxHeadDim);
+  if (p.v_head_dim > kMaxHeadDim)
+    return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMaxHeadDim);
+  return refuse_features_beyond(p, kEveryFeature - (Feature::quantization | Feature::f64_lse));
+}
+
 Refusal supports_dense_f32(const Problem& p) {
   if (p.compute != DType::f32)
     return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(p.compute), 0,

@@ -2,6 +2,7 @@
 #pragma once
 
 #include "contract/kernel.h"
+#include "contract/plain_problem.h"
 #include "cpu/flash_args.h"
 
 namespace fovea::cpu {
@@ -25,6 +26,8 @@ DenseArgs dense_args(const Problem& problem);
 /// Calls the task once for each of the pool's workers.
 void run_on(const ThreadPool& pool, void (*task)(void* args, int worker), void* args);
 
+/// What the flash kernels serve.
+Refusal supports_flash(const Problem& problem);
 /// What the f32 kernels serve.
 Refusal supports_dense_f32(const Problem& problem);
 

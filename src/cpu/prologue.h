@@ -7,7 +7,8 @@
 //   dx = r (g - x r^2 mean(x o g)),   dw += r x o dy
 #pragma once
 
-#include "cpu/sequences.h"
+#include "cpu/simd_elements.h"
+#include "cpu/tile_pack.h"
 
 namespace fovea::cpu {
 namespace {

@@ -69,8 +69,7 @@ void store_shared_gradients(const Problem& p, const SharedSums& sums) {
 namespace {
 
 Refusal supports(const Problem& problem) {
-  return refuse_features_beyond(
-      problem, reference::kEveryFeature - (Feature::quantization | Feature::paged));
+  return refuse_features_beyond(problem, kEveryFeature - (Feature::quantization | Feature::paged));
 }
 
 }  // namespace

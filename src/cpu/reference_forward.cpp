@@ -13,7 +13,7 @@ namespace fovea {
 namespace {
 
 Refusal supports(const Problem& problem) {
-  return refuse_features_beyond(problem, reference::kEveryFeature - Feature::quantization);
+  return refuse_features_beyond(problem, kEveryFeature - Feature::quantization);
 }
 
 }  // namespace

@@ -36,6 +36,4 @@ void for_each_unit(const Problem& problem, const ThreadPool& pool, Work&& work) 
       &shared);
 }
 
-inline constexpr Features kEveryFeature{(1u << kFeatureCount) - 1};
-
 }  // namespace fovea::reference

@@ -1,6 +1,7 @@
 // f16, bf16 and f64 elements as vectors of f32, and back, by vectors of kLanes.
 #pragma once
 
+#include "contract/plain_rows.h"
 #include "cpu/flash_args.h"
 #include "cpu/simd.h"
 
@@ -12,10 +13,6 @@
 
 namespace fovea::cpu {
 namespace {
-
-FOVEA_INLINE std::int64_t size_of(Element element) {
-  return element == Element::f64 ? 8 : element == Element::f32 ? 4 : 2;
-}
 
 // bf16 by integer arithmetic: what every instruction set can do.
 #if defined(__AVX512F__)
@@ -271,10 +268,6 @@ inline float float_at(const Floats& x, std::int64_t n, float otherwise) {
   widen_row(x.element, static_cast<const char*>(x.data) + n * x.stride * size_of(x.element), 1, 1,
             &value);
   return value;
-}
-FOVEA_INLINE std::int64_t integer_at(const Integers& x, std::int64_t at) {
-  return x.wide ? static_cast<const std::int64_t*>(x.data)[at]
-                : static_cast<const std::int32_t*>(x.data)[at];
 }
 
 }  // namespace

@@ -2,7 +2,8 @@
 // and what dropout keeps.
 #pragma once
 
-#include "cpu/sequences.h"
+#include "cpu/simd_elements.h"
+#include "cpu/tile_pack.h"
 
 namespace fovea::cpu {
 namespace {
@@ -141,11 +142,7 @@ class Keep {
  public:
   Keep() = default;
   Keep(const DropoutArgs& args, std::int64_t batch, std::int64_t head, std::int64_t q_heads)
-      : args_(&args),
-        stream_(static_cast<std::uint32_t>(
-            args.streams.data != nullptr
-                ? integer_at(args.streams, batch * args.streams_batch + head * args.streams.stride)
-                : batch * q_heads + head)) {}
+      : args_(&args), stream_(stream_of(args, batch, head, q_heads)) {}
 
   /// bits[n]: which of the 64 keys from `key` on row `row` + n keeps.
   void along(std::int64_t row, std::int64_t rows, std::int64_t key, std::uint64_t* bits) const {
@@ -177,15 +174,15 @@ class Keep {
     if (args_->threshold > 0xffff) return;
     std::uint32_t w[4][kBlocks];
     const auto row_block = static_cast<std::uint32_t>((r >> 4) << 3 | (r & 7));
-    philox_blocks(args_->key, row_block, static_cast<std::uint32_t>(cell * 4), stream_,
-                  args_->offset, w);
+    philox_blocks(stream_.seed, row_block, static_cast<std::uint32_t>(cell * 4), stream_.stream,
+                  stream_.offset, w);
     for (int n = 0; n < 2; ++n)
       pair[n] = interleave_bytes(kept_halves(w[2 * n], args_->threshold),
                                  kept_halves(w[2 * n + 1], args_->threshold));
   }
 
   const DropoutArgs* args_ = nullptr;
-  std::uint32_t stream_ = 0;
+  philox::Stream stream_{};
 };
 
 }  // namespace

@@ -5,14 +5,13 @@
 // Across:  [rows / kTileCols, words(width), kTileCols]: transposed, rows beyond the last zero.
 #pragma once
 
+#include "contract/plain_rows.h"
 #include "cpu/flash_args.h"
 #include "cpu/tile_matmul.h"
 
 namespace fovea::cpu {
 namespace {
 
-FOVEA_INLINE std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-FOVEA_INLINE std::int64_t greater(std::int64_t a, std::int64_t b) { return a < b ? b : a; }
 FOVEA_INLINE std::int64_t round_up(std::int64_t n, std::int64_t to) {
   return (n + to - 1) / to * to;
 }
@@ -28,43 +27,6 @@ struct Rows {
 FOVEA_INLINE Rows rows_of(const Input& x, std::int64_t b, std::int64_t h) {
   return {x.data + b * x.batch + h * x.head, x.row, x.column};
 }
-
-/// A half-open range.
-struct Span {
-  std::int64_t begin, end;
-  FOVEA_INLINE bool empty() const { return begin >= end; }
-};
-FOVEA_INLINE Span meet(Span a, Span b) { return {greater(a.begin, b.begin), lesser(a.end, b.end)}; }
-FOVEA_INLINE bool covers(Span a, Span b) { return a.begin <= b.begin && b.end <= a.end; }
-
-/// contract/band.h in a form that is private to one instruction set.
-struct Band {
-  std::int64_t below, above;
-
-  static FOVEA_INLINE std::int64_t shift(std::int64_t n, std::int64_t by) {
-    std::int64_t sum;
-    if (__builtin_add_overflow(n, by, &sum)) return by > 0 ? INT64_MAX : INT64_MIN;
-    return sum;
-  }
-  static FOVEA_INLINE std::int64_t before(std::int64_t n, std::int64_t by) {
-    return by == INT64_MAX ? INT64_MIN : shift(n, -by);
-  }
-  static FOVEA_INLINE std::int64_t behind(std::int64_t n, std::int64_t by) {
-    return by == INT64_MAX ? INT64_MAX : shift(shift(n, by), 1);
-  }
-  /// Keys that row i sees, and keys that some or every row of [begin, end) sees; not clamped.
-  FOVEA_INLINE Span keys_of(std::int64_t i) const { return {before(i, below), behind(i, above)}; }
-  FOVEA_INLINE Span keys_of_some(Span rows) const {
-    return {before(rows.begin, below), behind(rows.end - 1, above)};
-  }
-  FOVEA_INLINE Span keys_of_every(Span rows) const {
-    return {before(rows.end - 1, below), behind(rows.begin, above)};
-  }
-  /// Rows that see some key of [begin, end), not clamped.
-  FOVEA_INLINE Span rows_of_some(Span keys) const {
-    return {before(keys.begin, above), behind(keys.end - 1, below)};
-  }
-};
 
 #if defined(__AVX512BF16__)
 

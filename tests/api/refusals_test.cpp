@@ -109,7 +109,7 @@ const Spoiled kSpoiled[] = {
     {"out_shape", [](ForwardArgs& a) { a.out.segments[0].tensor.shape[2] = 4; },
      "[forward] out must have shape [2, 4, 5, 8]; got [2, 4, 4, 8]"},
     {"lse_dtype", [](ForwardArgs& a) { a.lse.dtype = DType::bf16; },
-     "[forward] lse must be f32; got bf16"},
+     "[forward] lse must be f32 or f64; got bf16"},
     {"expanded_out", [](ForwardArgs& a) { a.out.segments[0].tensor.strides[1] = 0; },
      "[forward] out would be written more than once in one place; got shape [2, 4, 5, 8] and "
      "strides [160, 0, 8, 1]"},

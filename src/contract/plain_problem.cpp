@@ -1,12 +1,11 @@
-#include "cpu/flash_problem.h"
+#include "contract/plain_problem.h"
 
 #include <algorithm>
 #include <iterator>
 
 #include "contract/philox.h"
-#include "cpu/problem_args.h"
 
-namespace fovea::cpu {
+namespace fovea::plain {
 namespace {
 
 Element element_of(DType dtype) {
@@ -34,11 +33,6 @@ Floats floats(const TensorView& view) {
 Integers integers(const TensorView& view) {
   if (!view.present()) return {};
   return {view.data, view.dtype == DType::i64, last_stride(view)};
-}
-
-std::int64_t integer_at(const Integers& x) {
-  return x.wide ? *static_cast<const std::int64_t*>(x.data)
-                : *static_cast<const std::int32_t*>(x.data);
 }
 
 /// Dense [batch, heads, rows, columns] or packed [rows, heads, columns].
@@ -160,13 +154,10 @@ DropoutArgs dropout(const Dropout& d) {
   x.threshold = philox::threshold(d.probability);
   if (x.threshold == 0) return x;
   x.keep_scale = static_cast<float>(philox::keep_scale(x.threshold));
-  const auto word = [](const TensorView& tensor, std::uint64_t otherwise) {
-    return tensor.present() ? static_cast<std::uint64_t>(integer_at(integers(tensor))) : otherwise;
-  };
-  const philox::Stream stream = philox::make_stream(
-      word(d.seed_tensor, d.seed), d.offset + word(d.offset_tensor, 0), std::uint32_t{0});
-  x.key = stream.seed;
-  x.offset = stream.offset;
+  x.seed = d.seed;
+  x.offset = d.offset;
+  x.seed_tensor = integers(d.seed_tensor);
+  x.offset_tensor = integers(d.offset_tensor);
   x.streams = integers(d.streams);
   x.streams_batch = d.streams.present() ? d.streams.strides[0] : 0;
   x.row_origin = d.row_origin;
@@ -190,9 +181,9 @@ ScoreArgs scores(const Problem& p) {
 
 }  // namespace
 
-FlashArgs flash_args(const Problem& p) {
+Call plain_call(const Problem& p) {
   const AttentionParams& a = p.params;
-  FlashArgs args{};
+  Call args{};
   args.shape = {p.batch, p.q_heads, p.kv_heads, p.q_len, p.kv_len, p.head_dim, p.v_head_dim};
   args.q = source(p, a.q, a.varlen.cu_seqlens_q.present(), p.head_dim);
   args.k = keys_or_values(p, a.k, p.head_dim);
@@ -267,15 +258,4 @@ MaskSink mask_sink(const Problem& p) {
   return s;
 }
 
-Refusal supports_flash(const Problem& p) {
-  if (p.compute == DType::f64)
-    return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(p.compute), 0,
-                            "f32, f16, bf16");
-  if (p.head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::head_dim, p.head_dim, kMaxHeadDim);
-  if (p.v_head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMaxHeadDim);
-  return refuse_features_beyond(p, Features(~static_cast<std::uint32_t>(Feature::quantization)));
-}
-
-}  // namespace fovea::cpu
+}  // namespace fovea::plain

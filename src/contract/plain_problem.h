@@ -1,12 +1,12 @@
-// From a Problem to the plain arguments of the flash kernels. Compiled for every machine.
+// From a Problem to plain data.
 #pragma once
 
-#include "contract/kernel.h"
-#include "cpu/flash_args.h"
+#include "contract/plain_call.h"
+#include "contract/problem.h"
 
-namespace fovea::cpu {
+namespace fovea::plain {
 
-FlashArgs flash_args(const Problem& problem);
+Call plain_call(const Problem& problem);
 
 /// out or dout, in one to four segments.
 Source source_like_out(const Problem& problem, const Operand& operand);
@@ -32,7 +32,4 @@ Strided<Pointer> rows_of_heads(const Problem& p, const View& view) {
   return s;
 }
 
-/// What the flash kernels serve.
-Refusal supports_flash(const Problem& problem);
-
-}  // namespace fovea::cpu
+}  // namespace fovea::plain
