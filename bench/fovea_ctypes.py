@@ -7,7 +7,7 @@ keeps the memory alive that its arguments point to.
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from ctypes import (POINTER, Structure, byref, c_char_p, c_double, c_int32, c_int64, c_size_t,
                     c_uint32, c_uint64, c_void_p)
 from pathlib import Path
@@ -18,6 +18,7 @@ UNBOUNDED = 2**63 - 1
 NONE, F32, F16, BF16, F64, BOOL = range(6)  # fovea_dtype
 TOP_LEFT, BOTTOM_RIGHT = 1, 2  # fovea_anchor
 OK, INVALID, UNSUPPORTED = range(3)  # fovea_status
+CPU, CUDA = range(2)  # fovea_device_type
 
 
 def _fields(kind: type, names: str) -> list[tuple[str, type]]:
@@ -88,11 +89,12 @@ class Options(_Sized):
                 ("job", c_void_p)]
 
 
-def tensor(address: int, dtype: int, shape: Sequence[int], strides: Sequence[int]) -> Tensor:
-    """A view in CPU memory; strides are in elements."""
+def tensor(address: int, dtype: int, shape: Sequence[int], strides: Sequence[int],
+           device: int = CPU) -> Tensor:
+    """A view in memory of device 0 of a type; strides are in elements."""
     sizes = c_int64 * MAX_RANK
-    return Tensor(data=address, dtype=dtype, rank=len(shape), shape=sizes(*shape),
-                  strides=sizes(*strides))
+    return Tensor(data=address, dtype=dtype, device_type=device, rank=len(shape),
+                  shape=sizes(*shape), strides=sizes(*strides))
 
 
 def operand(view: Tensor) -> Operand:
@@ -140,23 +142,31 @@ class Library:
 class Plan:
     """A call that is planned once, with its workspace, and run on the same arguments often.
 
-    `backend` is a backend or a family of kernels, as in fovea_options: only those may serve.
+    `backend` and `kernel` are as in fovea_options: only those may serve. `allocate(bytes)` gives
+    the address of memory on the tensors' device, which its maker keeps alive, and `stream` is where
+    runs are queued there; without them the tensors are the CPU's.
     """
 
-    def __init__(self, library: Library, args: ForwardArgs | BackwardArgs, threads: int,
-                 backend: str) -> None:
+    def __init__(self, library: Library, args: ForwardArgs | BackwardArgs, threads: int = 0,
+                 backend: str = "", kernel: str = "", deterministic: bool = False,
+                 allocate: Callable[[int], int] | None = None, stream: int = 0) -> None:
         direction = "forward" if isinstance(args, ForwardArgs) else "backward"
         self._library, self._handle = library, c_void_p()
-        options = Options(num_threads=threads, backend=backend.encode())
+        options = Options(num_threads=threads, backend=backend.encode(), kernel=kernel.encode(),
+                          deterministic=deterministic, stream=stream)
         self._call = (byref(args), byref(options))
         self._run = getattr(library.c, f"fovea_plan_run_{direction}")
         make = getattr(library.c, f"fovea_plan_{direction}")
         library.expect_ok(make(*self._call, byref(self._handle)))
         self.kernel: str = library.c.fovea_plan_kernel(self._handle).decode()
-        options.workspace_bytes = library.c.fovea_plan_workspace_bytes(self._handle)
-        self._workspace = ctypes.create_string_buffer(options.workspace_bytes + 64)
-        start = ctypes.addressof(self._workspace)
-        options.workspace = start + -start % 64
+        self.workspace_bytes = options.workspace_bytes = (
+            library.c.fovea_plan_workspace_bytes(self._handle))
+        if allocate is not None:
+            start = allocate(options.workspace_bytes + 256)
+        else:
+            self._workspace = ctypes.create_string_buffer(options.workspace_bytes + 256)
+            start = ctypes.addressof(self._workspace)
+        options.workspace = start + -start % 256
 
     def run(self) -> None:
         self._library.expect_ok(self._run(self._handle, *self._call))

@@ -6,7 +6,6 @@
 #include "contract/philox.h"
 
 namespace fovea::plain {
-namespace {
 
 Element element_of(DType dtype) {
   switch (dtype) {
@@ -20,6 +19,8 @@ Element element_of(DType dtype) {
       return Element::f32;
   }
 }
+
+namespace {
 
 std::int64_t last_stride(const TensorView& view) {
   return view.strides[static_cast<std::size_t>(view.rank - 1)];

@@ -8,6 +8,8 @@ namespace fovea::plain {
 
 Call plain_call(const Problem& problem);
 
+Element element_of(DType dtype);
+
 /// out or dout, in one to four segments.
 Source source_like_out(const Problem& problem, const Operand& operand);
 /// out, in one to four segments; dq, dk, dv: those of their inputs, of which some may be absent.

@@ -1,6 +1,5 @@
 // Where the rows of a sequence lie and which keys they see: lengths, segments, pages, bands. Shared
-// by host and device; private to each source that includes it, since some of them are compiled for
-// one instruction set.
+// by host and device, and by sources that are compiled for one instruction set.
 #pragma once
 
 #include <cstdint>
@@ -10,16 +9,15 @@
 #include "contract/plain_call.h"
 
 namespace fovea::plain {
-namespace {
 
-FOVEA_HD inline std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
-FOVEA_HD inline std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
+FOVEA_HD_INLINE std::int64_t lesser(std::int64_t a, std::int64_t b) { return a < b ? a : b; }
+FOVEA_HD_INLINE std::int64_t greater(std::int64_t a, std::int64_t b) { return a > b ? a : b; }
 
-FOVEA_HD inline std::int64_t size_of(Element element) {
+FOVEA_HD_INLINE std::int64_t size_of(Element element) {
   return element == Element::f64 ? 8 : element == Element::f32 ? 4 : 2;
 }
 
-FOVEA_HD inline std::int64_t integer_at(const Integers& x, std::int64_t at) {
+FOVEA_HD_INLINE std::int64_t integer_at(const Integers& x, std::int64_t at) {
   return x.wide ? static_cast<const std::int64_t*>(x.data)[at]
                 : static_cast<const std::int32_t*>(x.data)[at];
 }
@@ -27,38 +25,40 @@ FOVEA_HD inline std::int64_t integer_at(const Integers& x, std::int64_t at) {
 /// A half-open range.
 struct Span {
   std::int64_t begin, end;
-  FOVEA_HD bool empty() const { return begin >= end; }
+  FOVEA_HD_INLINE bool empty() const { return begin >= end; }
 };
-FOVEA_HD inline Span meet(Span a, Span b) {
+FOVEA_HD_INLINE Span meet(Span a, Span b) {
   return {greater(a.begin, b.begin), lesser(a.end, b.end)};
 }
-FOVEA_HD inline bool covers(Span a, Span b) { return a.begin <= b.begin && b.end <= a.end; }
+FOVEA_HD_INLINE bool covers(Span a, Span b) { return a.begin <= b.begin && b.end <= a.end; }
 
-/// contract/band.h in a form that is private to this source.
+/// contract/band.h in a form that leaves no copy of its own behind.
 struct Band {
   std::int64_t below, above;
 
-  FOVEA_HD static std::int64_t shift(std::int64_t n, std::int64_t by) {
+  FOVEA_HD_INLINE static std::int64_t shift(std::int64_t n, std::int64_t by) {
     if (by > 0 && n > INT64_MAX - by) return INT64_MAX;
     if (by < 0 && n < INT64_MIN - by) return INT64_MIN;
     return n + by;
   }
-  FOVEA_HD static std::int64_t before(std::int64_t n, std::int64_t by) {
+  FOVEA_HD_INLINE static std::int64_t before(std::int64_t n, std::int64_t by) {
     return by == INT64_MAX ? INT64_MIN : shift(n, -by);
   }
-  FOVEA_HD static std::int64_t behind(std::int64_t n, std::int64_t by) {
+  FOVEA_HD_INLINE static std::int64_t behind(std::int64_t n, std::int64_t by) {
     return by == INT64_MAX ? INT64_MAX : shift(shift(n, by), 1);
   }
   /// Keys that row i sees, and keys that some or every row of [begin, end) sees; not clamped.
-  FOVEA_HD Span keys_of(std::int64_t i) const { return {before(i, below), behind(i, above)}; }
-  FOVEA_HD Span keys_of_some(Span rows) const {
+  FOVEA_HD_INLINE Span keys_of(std::int64_t i) const {
+    return {before(i, below), behind(i, above)};
+  }
+  FOVEA_HD_INLINE Span keys_of_some(Span rows) const {
     return {before(rows.begin, below), behind(rows.end - 1, above)};
   }
-  FOVEA_HD Span keys_of_every(Span rows) const {
+  FOVEA_HD_INLINE Span keys_of_every(Span rows) const {
     return {before(rows.end - 1, below), behind(rows.begin, above)};
   }
   /// Rows that see some key of [begin, end), not clamped.
-  FOVEA_HD Span rows_of_some(Span keys) const {
+  FOVEA_HD_INLINE Span rows_of_some(Span keys) const {
     return {before(keys.begin, above), behind(keys.end - 1, below)};
   }
 };
@@ -72,13 +72,13 @@ struct Sequence {
   std::int64_t kv_capacity = 0;  ///< keys that there are; those beyond kv_len are never read
 };
 
-FOVEA_HD inline std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
+FOVEA_HD_INLINE std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_t high) {
   return lesser(greater(x, low), high);
 }
 
 /// The rows that cu_seqlens gives sequence b, within the tensor and the maximum. Where entries
 /// fall, a sequence begins behind all those before it, so that no row belongs to two.
-FOVEA_HD inline Span packed_rows(const Integers& cu, std::int64_t b, std::int64_t total,
+FOVEA_HD_INLINE Span packed_rows(const Integers& cu, std::int64_t b, std::int64_t total,
                                  std::int64_t max_len) {
   std::int64_t begin = 0;
   for (std::int64_t n = 0; n <= b; ++n) begin = clamp(integer_at(cu, n * cu.stride), begin, total);
@@ -86,7 +86,7 @@ FOVEA_HD inline Span packed_rows(const Integers& cu, std::int64_t b, std::int64_
   return {begin, begin + lesser(end - begin, max_len)};
 }
 
-FOVEA_HD inline Sequence sequence_of(const Call& args, std::int64_t b) {
+FOVEA_HD_INLINE Sequence sequence_of(const Call& args, std::int64_t b) {
   const Lengths& lengths = args.lengths;
   Sequence s;
   s.batch = b;
@@ -109,7 +109,7 @@ FOVEA_HD inline Sequence sequence_of(const Call& args, std::int64_t b) {
 }
 
 /// The band's limits for a sequence of these lengths.
-FOVEA_HD inline Band band_of(const BandArgs& band, const Sequence& s) {
+FOVEA_HD_INLINE Band band_of(const BandArgs& band, const Sequence& s) {
   const std::int64_t offset = band.bottom_right ? s.kv_len - s.q_len : 0;
   return {band.left == INT64_MAX ? INT64_MAX : Band::shift(band.left, -offset),
           band.right == INT64_MAX ? INT64_MAX : Band::shift(band.right, offset)};
@@ -132,7 +132,7 @@ struct Run {
 
 /// The run that begins with row `row`, at most `count` long.
 template <class Pointer>
-FOVEA_HD inline Run<Pointer> run_at(const Segments<Pointer>& segments, const Place& place,
+FOVEA_HD_INLINE Run<Pointer> run_at(const Segments<Pointer>& segments, const Place& place,
                                     std::int64_t row, std::int64_t count) {
   int n = 0;
   while (n + 1 < segments.count && row >= segments.at[n].end) ++n;
@@ -150,7 +150,7 @@ FOVEA_HD inline Run<Pointer> run_at(const Segments<Pointer>& segments, const Pla
 }
 
 /// The same for rows behind a page table.
-FOVEA_HD inline Run<const char*> page_run_at(const Source& x, const Place& place, std::int64_t row,
+FOVEA_HD_INLINE Run<const char*> page_run_at(const Source& x, const Place& place, std::int64_t row,
                                              std::int64_t count) {
   const Pages& pages = x.pages;
   const Segment<const char*>& s = x.segments.at[0];
@@ -162,14 +162,14 @@ FOVEA_HD inline Run<const char*> page_run_at(const Source& x, const Place& place
           lesser(count, pages.size - within), 0};
 }
 
-FOVEA_HD inline Run<const char*> source_run(const Source& x, const Place& place, std::int64_t row,
+FOVEA_HD_INLINE Run<const char*> source_run(const Source& x, const Place& place, std::int64_t row,
                                             std::int64_t count) {
   return x.pages.table != nullptr ? page_run_at(x, place, row, count)
                                   : run_at(x.segments, place, row, count);
 }
 
 /// philox::make_stream for one (batch, head), with what lies in memory read.
-FOVEA_HD inline philox::Stream stream_of(const DropoutArgs& x, std::int64_t batch,
+FOVEA_HD_INLINE philox::Stream stream_of(const DropoutArgs& x, std::int64_t batch,
                                          std::int64_t head, std::int64_t q_heads) {
   const bool named = x.streams.data != nullptr;
   const std::int64_t stream =
@@ -183,5 +183,4 @@ FOVEA_HD inline philox::Stream stream_of(const DropoutArgs& x, std::int64_t batc
           static_cast<std::uint32_t>(stream), static_cast<std::uint32_t>(offset)};
 }
 
-}  // namespace
 }  // namespace fovea::plain

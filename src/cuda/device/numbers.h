@@ -27,6 +27,8 @@ FOVEA_DEVICE float log2(float x) { return ::log2f(x); }
 FOVEA_DEVICE float tanh(float x) { return ::tanhf(x); }
 FOVEA_DEVICE float rsqrt(float x) { return ::rsqrtf(x); }
 FOVEA_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
+/// The larger; the other one where one is NaN.
+FOVEA_DEVICE float max(float a, float b) { return ::fmaxf(a, b); }
 
 /// Two floats rounded to nearest even, in one word.
 template <class T>
@@ -78,6 +80,7 @@ FOVEA_DEVICE float log2(float x) { return std::log2(x); }
 FOVEA_DEVICE float tanh(float x) { return std::tanh(x); }
 FOVEA_DEVICE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 FOVEA_DEVICE float fma(float a, float b, float c) { return std::fma(a, b, c); }
+FOVEA_DEVICE float max(float a, float b) { return std::fmax(a, b); }
 
 template <class T>
 std::uint32_t pack(float low, float high);

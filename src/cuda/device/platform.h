@@ -13,8 +13,10 @@
 #if defined(__CUDACC__)
 #define FOVEA_DEVICE __device__ __forceinline__
 #define FOVEA_UNROLL _Pragma("unroll")
+#define FOVEA_ROLL _Pragma("unroll 1")
 #else
 #include "cuda/emulation.h"
 #define FOVEA_DEVICE inline
 #define FOVEA_UNROLL
+#define FOVEA_ROLL
 #endif

@@ -15,6 +15,8 @@ FOVEA_DEVICE std::int64_t grid_blocks() { return static_cast<std::int64_t>(gridD
 
 /// All threads of the block that have not ended meet here.
 FOVEA_DEVICE void barrier() { __syncthreads(); }
+/// A barrier that says whether the value was true in any thread.
+FOVEA_DEVICE bool barrier_any(bool value) { return __syncthreads_or(value) != 0; }
 FOVEA_DEVICE void warp_barrier() { __syncwarp(); }
 /// What this thread wrote before is seen, by whoever sees what it writes afterwards.
 FOVEA_DEVICE void fence() { __threadfence(); }
@@ -41,6 +43,16 @@ FOVEA_DEVICE std::int64_t grid_blocks() { return emulation::here.blocks; }
 /// The place of the call goes along, since threads that meet at different barriers are a defect.
 FOVEA_DEVICE void barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
   emulation::barrier(file, line);
+}
+FOVEA_DEVICE bool barrier_any(bool value, const char* file = __builtin_FILE(),
+                              int line = __builtin_LINE()) {
+  static thread_local bool some;  // a block's threads are all of one thread of the host
+  barrier(file, line);
+  if (thread_index() == 0) some = false;
+  barrier(file, line);
+  if (value) some = true;
+  barrier(file, line);
+  return some;
 }
 FOVEA_DEVICE void warp_barrier() { emulation::warp_barrier(); }
 FOVEA_DEVICE void fence() {}

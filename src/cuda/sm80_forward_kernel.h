@@ -1,0 +1,478 @@
+// cuda.sm80.forward: attention on tensor cores without a matrix of scores, for any GPU from sm_80
+// on.
+//
+//   S = scores where visible, -inf elsewhere (sm80_scores.h);  P = exp(S - m);  l = rowsum P [+
+//   sink] O = (P o drop) V,  out = O / l,  lse = m + log l           m: the row's maximum so far
+//
+//   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
+//   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
+//   lse [batch, q_heads, q_len]; packed or paged (plain_rows.h)
+//
+// A block takes a tile of kRows query rows of one head and walks the keys that they see in tiles of
+// kKeys. A warp owns 16 kM whole rows, so that softmax needs no more than the four lanes that share
+// a row, and its part of S serves as left operand of P V in the registers where it was made. While
+// S of a tile is computed its V is on its way (cp.async); while the softmax and P V run, the next
+// K. A tile is skipped, or computed without looking at the mask, or masked, by band, lengths and
+// the prepass over the mask (mask_tiles.h).
+//
+// Decoding (kPacked): the rows of all query heads of a KV head make up one tile of 16, its keys are
+// split among blocks, and merge.h puts the parts together.
+//
+// v_head_dim above 256: several blocks compute the same S for 256 value columns each.
+//
+// Shared memory: Q [kRows, kDepth], K [kKeys, kDepth], V [kKeys, values], rows 16 bytes apart.
+// Registers of accumulators: kM (kKeys / 2 + values / 2) a thread, at most 192.
+//
+// Serves: f16, bf16, f32 (three products of tf32 each) and tf32; head_dim and v_head_dim 1 to 512;
+// everything of the contract but quantised modes. Prologues and odd layouts go through stage.h.
+#pragma once
+
+#include "cuda/sm80_forward.h"
+#include "cuda/sm80_scores.h"
+#include "cuda/sm80_tiles.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+/// kMasked: masks, softcap, ALiBi and dropout are compiled in.
+template <class Mode_, int kDepth_, int kRows_, int kKeys_, int kWarps_, bool kMasked_,
+          bool kPacked_>
+struct ForwardShape {
+  using Mode = Mode_;
+  static constexpr int kDepth = kDepth_, kRows = kRows_, kKeys = kKeys_, kWarps = kWarps_;
+  static constexpr bool kMasked = kMasked_, kPacked = kPacked_;
+  static constexpr int kValues = kDepth < kMaxValueColumns ? kDepth : kMaxValueColumns;
+  static constexpr int kThreads = 32 * kWarps;
+  static constexpr int kM = kRows / (16 * kWarps), kN = kKeys / 8, kO = kValues / 8;
+  using Queries = Tile<typename Mode::Element, kRows, kDepth>;
+  using Keys = Tile<typename Mode::Element, kKeys, kDepth>;
+  using Values = Tile<typename Mode::Element, kKeys, kValues>;
+  static constexpr int kStateAt = Queries::kBytes + Keys::kBytes + Values::kBytes;
+};
+
+/// What a task is, the same for all threads; in shared memory, since registers are short.
+struct ForwardState {
+  std::int64_t batch, head, split;  ///< head: the first of those packed
+  plain::Sequence sequence;
+  plain::Band band;
+  std::int64_t tile_row, rows;       ///< first and number of the (packed) rows
+  plain::Span queries, keys, every;  ///< queries; keys that some, that all of them see
+  HeadRows q, k, v;
+  int first_value, value_columns;
+  bool live;
+};
+
+template <class S>
+class ForwardTask {
+  using Mode = typename S::Mode;
+  static constexpr int kM = S::kM, kN = S::kN, kO = S::kO;
+
+ public:
+  static constexpr int kBytes = S::kStateAt + static_cast<int>(sizeof(ForwardState));
+
+  FOVEA_DEVICE explicit ForwardTask(const ForwardArgs& args)
+      : args_(args),
+        queries_(0),
+        keys_(S::Queries::kBytes),
+        values_(S::Queries::kBytes + S::Keys::kBytes),
+        state_(shared_array<ForwardState>(S::kStateAt, 1)) {}
+
+  FOVEA_DEVICE void run(std::int64_t task) {
+    if (thread_index() == 0) place(task, state_[0]);
+    barrier();
+    if (t().live) walk();
+    barrier();  // the next task's state and copies
+  }
+
+ private:
+  FOVEA_DEVICE const ForwardState& t() const { return state_[0]; }
+
+  FOVEA_DEVICE void walk() {
+    begin();
+    std::int64_t j = next_tile(t().keys.begin / S::kKeys * S::kKeys);
+    load_keys(j);
+    while (j < t().keys.end) {
+      copy_wait<0>();
+      barrier();  // K (and Q) are there, nobody reads V any more
+      load_values(j);
+      float scores[kM][kN][4] = {};
+      rows_by_rows<Mode, S::kDepth>(scores, queries_, first_row(), keys_,
+                                    depth_of<Mode>(args_.shape.head_dim));
+      copy_wait<0>();
+      barrier();  // V is there, nobody reads K any more
+      const std::int64_t next = next_tile(j + S::kKeys);
+      load_keys(next);
+      const bool partial = prepare_scores(scores, j);
+      weigh(scores);
+      if constexpr (S::kMasked) {
+        if (args_.scores.dropout.threshold > 0) drop(scores, j);
+      }
+      if (partial) add_non_finite(scores, j);
+      registers_by_columns<Mode>(sums_, scores, values_, 0, t().value_columns);
+      j = next;
+    }
+    copy_wait<0>();
+    finish();
+  }
+
+  // Which rows, keys and values a task is of.
+  FOVEA_DEVICE void place(std::int64_t task, ForwardState& to) const {
+    const auto& shape = args_.shape;
+    const std::int64_t heads = S::kPacked ? shape.kv_heads : shape.q_heads;
+    const std::int64_t value_tile = task % args_.value_tiles;
+    task /= args_.value_tiles;
+    to.split = task % args_.splits;
+    task /= args_.splits;
+    std::int64_t tile = task % args_.row_tiles;
+    if (args_.last_rows_first) tile = args_.row_tiles - 1 - tile;
+    task /= args_.row_tiles;
+    to.batch = task / heads;
+    const std::int64_t group = shape.q_heads / shape.kv_heads;
+    to.head = task % heads * (S::kPacked ? group : 1);
+    to.sequence = plain::sequence_of(args_, to.batch);
+    to.tile_row = tile * S::kRows;
+    to.rows = to.sequence.q_len * pack();
+    to.live = to.tile_row < to.rows;
+    if (!to.live) return;
+
+    to.band = plain::band_of(args_.band, to.sequence);
+    const std::int64_t last = plain::lesser(to.tile_row + S::kRows, to.rows) - 1;
+    to.queries = {to.tile_row / pack(), last / pack() + 1};
+    to.keys = plain::meet(to.band.keys_of_some(to.queries), {0, to.sequence.kv_len});
+    if (args_.splits > 1)
+      to.keys =
+          plain::meet(to.keys, {to.split * args_.split_keys, (to.split + 1) * args_.split_keys});
+    if (to.keys.empty()) to.keys = {0, 0};
+    to.every = plain::meet(to.band.keys_of_every(to.queries), to.keys);
+    to.q = head_rows<Mode>(args_.q, {to.batch, to.head, to.sequence.q_begin});
+    const plain::Place keys_place{to.batch, to.head / group, to.sequence.k_begin};
+    to.k = head_rows<Mode>(args_.k, keys_place);
+    to.v = head_rows<Mode>(args_.v, keys_place);
+    to.first_value = static_cast<int>(value_tile) * S::kValues;
+    to.value_columns =
+        static_cast<int>(plain::lesser(S::kValues, shape.v_head_dim - to.first_value));
+  }
+  FOVEA_DEVICE std::int64_t pack() const { return S::kPacked ? args_.pack : 1; }
+  /// Of the warp, in the tile.
+  FOVEA_DEVICE int first_row() const { return warp() * 16 * kM; }
+  /// Of the lane's rows, r = 0 .. 2 kM - 1, in the tile.
+  FOVEA_DEVICE int row_of(int r) const { return first_row() + r / 2 * 16 + r % 2 * 8 + lane() / 4; }
+  FOVEA_DEVICE std::int64_t query_of(int r) const { return (t().tile_row + row_of(r)) / pack(); }
+  FOVEA_DEVICE std::int64_t head_of(int r) const {
+    return S::kPacked ? t().head + (t().tile_row + row_of(r)) % pack() : t().head;
+  }
+
+  // Load Q, clear O.
+  FOVEA_DEVICE void begin() {
+    const HeadRows& q = t().q;
+    const std::int64_t head_step = args_.q.segments.at[0].head * sizeof(typename Mode::Element);
+    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
+        queries_, args_.shape.head_dim, 0, q.aligned && (!S::kPacked || head_step % 16 == 0),
+        [&](int r) -> const char* {
+          const std::int64_t row = t().tile_row + r;
+          if (row >= t().rows) return nullptr;
+          return q.at(row / pack()) + (S::kPacked ? row % pack() * head_step : 0);
+        });
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kO; ++n) {
+        FOVEA_UNROLL
+        for (int x = 0; x < 4; ++x) sums_[m][n][x] = 0;
+      }
+    }
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      maxima_[r] = kNegativeInfinity;
+      weights_[r] = 0;
+      if constexpr (S::kMasked)
+        score_rows_[r] = score_row(args_, t().sequence, t().band, head_of(r), row_in_bounds(r));
+    }
+  }
+  /// A query that is not there has the number q_len.
+  FOVEA_DEVICE std::int64_t row_in_bounds(int r) const {
+    return t().tile_row + row_of(r) < t().rows ? query_of(r) : t().sequence.q_len;
+  }
+
+  FOVEA_DEVICE void load_keys(std::int64_t j) {
+    const HeadRows& k = t().k;
+    if (j < t().keys.end)
+      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(
+          keys_, args_.shape.head_dim, 0, k.aligned, [&](int r) -> const char* {
+            return j + r < t().sequence.kv_len ? k.at(j + r) : nullptr;
+          });
+    copy_commit();
+  }
+  FOVEA_DEVICE void load_values(std::int64_t j) {
+    const HeadRows& v = t().v;
+    copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(
+        values_, args_.shape.v_head_dim, t().first_value, v.aligned,
+        [&](int r) -> const char* { return j + r < t().sequence.kv_len ? v.at(j + r) : nullptr; });
+    copy_commit();
+  }
+
+  /// How the mask sees the tile of keys; mixed where nobody has looked.
+  FOVEA_DEVICE int mask_class(std::int64_t j) const {
+    if constexpr (!S::kMasked) return kTileVisible;
+    if (args_.scores.mask.data == nullptr) return kTileVisible;
+    if (S::kPacked || args_.mask_tiles.data == nullptr) return kTileMixed;
+    int seen = -1;
+    for (std::int64_t i = t().queries.begin / kMaskRows; i * kMaskRows < t().queries.end; ++i)
+      for (std::int64_t n = j / kMaskKeys;
+           n * kMaskKeys < plain::lesser(j + S::kKeys, t().keys.end); ++n) {
+        const int here = tile_class(args_.mask_tiles, t().batch, t().head, i, n);
+        seen = seen < 0 || seen == here ? here : kTileMixed;
+      }
+    return seen;
+  }
+  FOVEA_DEVICE std::int64_t next_tile(std::int64_t j) const {
+    if constexpr (S::kMasked)
+      while (j < t().keys.end && mask_class(j) == kTileHidden) j += S::kKeys;
+    return j;
+  }
+
+  // Products to scores. True if some are hidden.
+  FOVEA_DEVICE bool prepare_scores(float (&scores)[kM][kN][4], std::int64_t j) {
+    const bool inside = plain::covers(t().every, {j, j + S::kKeys});
+    const bool partial = !inside || mask_class(j) != kTileVisible;
+    const int column = lane() % 4 * 2;
+    if (S::kMasked && (args_.bent || partial)) {
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        FOVEA_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          FOVEA_UNROLL
+          for (int x = 0; x < 4; ++x)
+            scores[m][n][x] = score_at(args_.scores, bend_scale(), score_rows_[2 * m + x / 2],
+                                       j + 8 * n + column + x % 2, scores[m][n][x])
+                                  .value;
+        }
+      }
+      return partial;
+    }
+    if (const float sign = score_sign(); sign != 1) {
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        FOVEA_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          FOVEA_UNROLL
+          for (int x = 0; x < 4; ++x) scores[m][n][x] *= sign;
+        }
+      }
+    }
+    if (inside) return false;
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      const std::int64_t i = row_in_bounds(r);
+      plain::Span seen =
+          i < t().sequence.q_len ? plain::meet(t().band.keys_of(i), t().keys) : plain::Span{0, 0};
+      const int begin = static_cast<int>(plain::clamp(seen.begin - j, 0, S::kKeys)) - column;
+      const int end = static_cast<int>(plain::clamp(seen.end - j, 0, S::kKeys)) - column;
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        FOVEA_UNROLL
+        for (int x = 0; x < 2; ++x) {
+          const int at = 8 * n + x;
+          float& s = scores[r / 2][n][r % 2 * 2 + x];
+          s = begin <= at && at < end ? s : kNegativeInfinity;
+        }
+      }
+    }
+    return true;
+  }
+  /// Scores are kept as +-q.k, and multiplied by |scale| on the way to the exponent, or, where they
+  /// are more than that, in units of 1. Hidden ones are -inf either way.
+  FOVEA_DEVICE bool in_units() const { return S::kMasked && args_.bent; }
+  FOVEA_DEVICE float score_sign() const {
+    return args_.score_scale > 0 ? 1.0f : args_.score_scale < 0 ? -1.0f : 0.0f;
+  }
+  FOVEA_DEVICE float bend_scale() const { return in_units() ? args_.score_scale : score_sign(); }
+  FOVEA_DEVICE float unit() const {
+    return in_units() || args_.score_scale == 0 ? 1.0f : args_.score_scale * score_sign();
+  }
+
+  // P = exp(S - m) and its sums; O and the sums follow the new maxima. Overwrites S.
+  FOVEA_DEVICE void weigh(float (&scores)[kM][kN][4]) {
+    const float to_base2 = unit() * kLog2e;
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      const int m = r / 2, half = r % 2 * 2;
+      float top = kNegativeInfinity;
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) top = max(top, max(scores[m][n][half], scores[m][n][half + 1]));
+      top = max(top, shuffle_xor(top, 1));
+      top = max(max(top, shuffle_xor(top, 2)), maxima_[r]);
+      const float base = top == kNegativeInfinity ? 0.0f : top;
+      const float shrink = exp2((maxima_[r] - base) * to_base2);
+      maxima_[r] = top;
+      float sum = 0;
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        FOVEA_UNROLL
+        for (int x = half; x < half + 2; ++x) {
+          float& s = scores[m][n][x];
+          if constexpr (kIsWide<Mode>)
+            s = exp2((s - base) * to_base2);
+          else
+            s = exp2(fma(s, to_base2, -base * to_base2));
+          sum += s;
+        }
+      }
+      weights_[r] = fma(weights_[r], shrink, sum);
+      if (!any(shrink != 1.0f)) continue;
+      FOVEA_UNROLL
+      for (int n = 0; n < kO; ++n) {
+        sums_[m][n][half] *= shrink;
+        sums_[m][n][half + 1] *= shrink;
+      }
+    }
+  }
+
+  // P o drop, but for the factor of those that stay.
+  FOVEA_DEVICE void drop(float (&scores)[kM][kN][4], std::int64_t j) {
+    const int column = lane() % 4 * 2;
+    if constexpr (S::kPacked) {  // neighbouring rows are of different heads
+      FOVEA_ROLL
+      for (int r = 0; r < 2 * kM; ++r) {
+        const Keep keep(args_.scores.dropout, t().batch, head_of(r), args_.shape.q_heads);
+        FOVEA_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          FOVEA_UNROLL
+          for (int x = 0; x < 2; ++x)
+            if (!keep.one(query_of(r), j + 8 * n + column + x)) scores[0][n][r % 2 * 2 + x] = 0;
+        }
+      }
+      return;
+    }
+    const Keep keep(args_.scores.dropout, t().batch, t().head, args_.shape.q_heads);
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; n += 2) {
+        const std::uint32_t kept = keep.block(query_of(2 * m), j + 8 * n + column);
+        FOVEA_UNROLL
+        for (int x = 0; x < 8; ++x) {
+          const int row = x / 4, side = x / 2 % 2;
+          if ((kept >> x & 1) == 0) scores[m][n + side][row * 2 + x % 2] = 0;
+        }
+      }
+    }
+  }
+
+  // A value that is not finite reaches the rows that see it and no others: where some do not, it is
+  // added by element, and the product gets a 0. Weights of hidden keys are 0, and so may be others,
+  // so that visibility is asked for again.
+  FOVEA_DEVICE void add_non_finite(const float (&weights)[kM][kN][4], std::int64_t j) {
+    bool found = false;
+    const auto each = [&](auto&& act) {
+      for (int n = thread_index(); n < S::kKeys * t().value_columns; n += S::kThreads)
+        act(values_.data[S::Values::at(n / t().value_columns, n % t().value_columns)]);
+    };
+    each([&](auto& v) { found = found || !is_finite(to_f32(v)); });
+    if (!barrier_any(found)) return;
+    FOVEA_ROLL
+    for (int key = 0; key < S::kKeys; ++key) {
+      FOVEA_UNROLL
+      for (int r = 0; r < 2 * kM; ++r) {
+        float weight = 0;
+        FOVEA_UNROLL
+        for (int n = 0; n < kN; ++n) {
+          const float pair =
+              key % 2 == 0 ? weights[r / 2][n][r % 2 * 2] : weights[r / 2][n][r % 2 * 2 + 1];
+          weight = key / 8 == n ? pair : weight;
+        }
+        weight = shuffle(weight, lane() / 4 * 4 + key % 8 / 2);
+        if (!sees(r, j + key)) continue;
+        FOVEA_UNROLL
+        for (int n = 0; n < kO; ++n) {
+          FOVEA_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            const int column = 8 * n + lane() % 4 * 2 + x;
+            if (column >= t().value_columns) continue;
+            const float v = to_f32(values_.data[S::Values::at(key, column)]);
+            if (!is_finite(v)) sums_[r / 2][n][r % 2 * 2 + x] += weight * v;
+          }
+        }
+      }
+    }
+    barrier();
+    each([](auto& v) {
+      if (!is_finite(to_f32(v))) v = {};
+    });
+    barrier();
+  }
+  FOVEA_DEVICE bool sees(int r, std::int64_t key) const {
+    const std::int64_t i = row_in_bounds(r);
+    if (i >= t().sequence.q_len) return false;
+    const plain::Span seen = plain::meet(t().band.keys_of(i), t().keys);
+    if (key < seen.begin || key >= seen.end) return false;
+    if constexpr (S::kMasked) {
+      const ScoreRow& row = score_rows_[r];
+      if (row.mask != nullptr)
+        return mask_at(args_.scores.mask, row.mask, key) != kNegativeInfinity;
+    }
+    return true;
+  }
+
+  // Divide by the sums of weights, store out and lse, or the parts of them.
+  FOVEA_DEVICE void finish() {
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      float weight = weights_[r];
+      weight += shuffle_xor(weight, 1);
+      weight += shuffle_xor(weight, 2);
+      if (t().tile_row + row_of(r) >= t().rows) continue;
+      const float top = maxima_[r] * unit();
+      if (args_.splits > 1)
+        store_part(r, top * kLog2e, weight);
+      else
+        store_row(
+            r, sum_up(top, weight, float_at(args_.scores.sinks, 0, head_of(r), kNegativeInfinity)));
+    }
+  }
+  FOVEA_DEVICE void store_part(int r, float top, float weight) {
+    const RowSpace space = rows_by_queries(args_);
+    const std::int64_t row =
+        t().split * space.array_rows() +
+        space.place({t().batch, head_of(r), t().sequence.q_begin}, query_of(r));
+    if (lane() % 4 == 0 && t().first_value == 0) {
+      args_.partial_maxima[row] = top;
+      args_.partial_weights[row] = weight;
+    }
+    float* to = args_.partial_sums + row * args_.partial_width + t().first_value;
+    FOVEA_UNROLL
+    for (int n = 0; n < kO; ++n) {
+      const int column = 8 * n + lane() % 4 * 2;
+      FOVEA_UNROLL
+      for (int x = 0; x < 2; ++x)
+        if (column + x < t().value_columns) to[column + x] = sums_[r / 2][n][r % 2 * 2 + x];
+    }
+  }
+  FOVEA_DEVICE void store_row(int r, const Total& total) {
+    const plain::Place place{t().batch, head_of(r), t().sequence.q_begin};
+    const std::int64_t i = query_of(r);
+    if (lane() % 4 == 0 && t().first_value == 0 && args_.lse.data != nullptr)
+      args_.lse.data[t().batch * args_.lse.batch + place.head * args_.lse.head +
+                     (place.first_row + i) * args_.lse.row] = total.lse;
+    const plain::Run<char*> to = plain::run_at(args_.out.segments, place, i, 1);
+    const float share = total.share * args_.scores.dropout.keep_scale;
+    FOVEA_UNROLL
+    for (int n = 0; n < kO; ++n) {
+      const int column = 8 * n + lane() % 4 * 2;
+      const float low = total.share == 0 ? 0 : sums_[r / 2][n][r % 2 * 2] * share;
+      const float high = total.share == 0 ? 0 : sums_[r / 2][n][r % 2 * 2 + 1] * share;
+      store_pair(to, t().first_value + column, t().value_columns - column, low, high);
+    }
+  }
+
+  const ForwardArgs& args_;
+  const typename S::Queries queries_;
+  const typename S::Keys keys_;
+  const typename S::Values values_;
+  const Shared<ForwardState> state_;
+
+  float sums_[kM][kO][4];
+  float maxima_[2 * kM], weights_[2 * kM];
+  ScoreRow score_rows_[S::kMasked ? 2 * kM : 1];
+};
+
+}  // namespace fovea::cuda::FOVEA_WORLD

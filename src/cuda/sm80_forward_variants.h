@@ -1,0 +1,79 @@
+// The tiles of cuda.sm80.forward for one compute mode: each sm80_forward_<mode>.cu is this table.
+//
+// Instantiations are few: a head dim takes the next larger of 64, 128, 256, 512; whatever bends or
+// hides scores beyond bands and lengths is one variant; tf32 has that one alone.
+#pragma once
+
+#include "cuda/sm80_forward_kernel.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+template <class S>
+FOVEA_DEVICE void forward(const ForwardArgs& args) {
+  ForwardTask<S> task(args);
+  for (std::int64_t n = block_index(); n < args.tasks; n += grid_blocks()) task.run(n);
+}
+
+template <class S>
+ForwardVariant forward_variant_of() {
+  return {entry_of<ForwardArgs, S::kThreads, 1, forward<S>>("sm80_forward"),
+          {S::kRows, S::kKeys, S::kValues, S::kWarps,
+           static_cast<std::size_t>(ForwardTask<S>::kBytes)}};
+}
+
+/// The first of the variants that fits.
+template <class... S>
+ForwardVariant first_that_fits(std::size_t shared_bytes) {
+  ForwardVariant found;
+  const auto look = [&](const ForwardVariant& v) {
+    if (found.entry.threads == 0 && v.tile.shared_bytes <= shared_bytes) found = v;
+  };
+  (look(forward_variant_of<S>()), ...);
+  return found;
+}
+
+/// 16-bit modes.
+template <class Mode, bool kMasked>
+ForwardVariant narrow_forward(std::int64_t head_dim, bool few, std::size_t shared_bytes) {
+  constexpr int kWarps = kMasked ? 8 : 4;  // masked: half the rows a warp, for registers
+  if (few) {
+    if (head_dim <= 64)
+      return first_that_fits<ForwardShape<Mode, 64, 16, 64, 1, kMasked, true>>(shared_bytes);
+    if (head_dim <= 128)
+      return first_that_fits<ForwardShape<Mode, 128, 16, 64, 1, kMasked, true>>(shared_bytes);
+    if (head_dim <= 256)
+      return first_that_fits<ForwardShape<Mode, 256, 16, 32, 1, kMasked, true>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 512, 16, 32, 1, true, true>>(shared_bytes);
+  }
+  if (head_dim <= 64)
+    return first_that_fits<ForwardShape<Mode, 64, 128, 64, kWarps, kMasked, false>>(shared_bytes);
+  if (head_dim <= 128)
+    return first_that_fits<ForwardShape<Mode, 128, 128, 64, kWarps, kMasked, false>>(shared_bytes);
+  if (head_dim <= 256)
+    return first_that_fits<ForwardShape<Mode, 256, 128, 64, 8, kMasked, false>,
+                           ForwardShape<Mode, 256, 64, 32, 4, kMasked, false>>(shared_bytes);
+  return first_that_fits<ForwardShape<Mode, 512, 32, 32, 2, true, false>>(shared_bytes);
+}
+
+/// f32 and tf32.
+template <class Mode, bool kMasked>
+ForwardVariant wide_forward(std::int64_t head_dim, bool few, std::size_t shared_bytes) {
+  if (few) {
+    if (head_dim <= 64)
+      return first_that_fits<ForwardShape<Mode, 64, 16, 64, 1, true, true>>(shared_bytes);
+    if (head_dim <= 128)
+      return first_that_fits<ForwardShape<Mode, 128, 16, 32, 1, true, true>>(shared_bytes);
+    if (head_dim <= 256)
+      return first_that_fits<ForwardShape<Mode, 256, 16, 16, 1, true, true>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
+  }
+  if (head_dim <= 64)
+    return first_that_fits<ForwardShape<Mode, 64, 128, 64, 8, kMasked, false>>(shared_bytes);
+  if (head_dim <= 128)
+    return first_that_fits<ForwardShape<Mode, 128, 64, 32, 4, kMasked, false>>(shared_bytes);
+  if (head_dim <= 256)
+    return first_that_fits<ForwardShape<Mode, 256, 64, 16, 4, true, false>>(shared_bytes);
+  return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, false>>(shared_bytes);
+}
+
+}  // namespace fovea::cuda::FOVEA_WORLD

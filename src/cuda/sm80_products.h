@@ -1,0 +1,355 @@
+// Products of tiles on tensor cores (mma.sync), in the three forms that attention needs and in
+// every compute mode. A warp owns 16 * kM rows of the result; c[m][n][4] is the usual accumulator
+// layout:
+//
+//   lane = 4 g + t:   c[m][n][0..1] = row 16 m + g,     columns 8 n + 2 t, + 1
+//                     c[m][n][2..3] = row 16 m + g + 8, likewise
+//
+//   rows_by_rows          C += A B^T   A [rows, depth], B [columns, depth] in shared memory
+//   registers_by_columns  C += P B     P accumulators [rows, keys], B [keys, columns] in shared
+//   memory columns_by_columns    C += A^T B   A [keys, rows], B [keys, columns] in shared memory
+//
+// Rows of a tile lie 16 bytes further apart than their width, so that the eight rows that one
+// ldmatrix reads, and the 32 words of a column-wise read, fall into different banks.
+//
+// Modes. InBf16, InF16: one product, f32 accumulation. InTf32: one product of operands rounded to
+// 10 bits. InF32: every operand is the sum of two such numbers, and three of the four products are
+// taken. Tensor cores round sums towards zero; sums in pieces of 32 terms, added up by ordinary
+// additions, keep that near the rounding of f32.
+#pragma once
+
+#include "contract/float_types.h"
+#include "cuda/device/matrix.h"
+#include "cuda/device/numbers.h"
+#include "cuda/device/shared.h"
+#include "cuda/device/thread.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+struct InBf16 {
+  using Element = Bf16;
+  static constexpr plain::Element kElement = plain::Element::bf16;
+};
+struct InF16 {
+  using Element = F16;
+  static constexpr plain::Element kElement = plain::Element::f16;
+};
+struct InTf32 {
+  using Element = float;
+  static constexpr plain::Element kElement = plain::Element::f32;
+};
+struct InF32 {
+  using Element = float;
+  static constexpr plain::Element kElement = plain::Element::f32;
+};
+
+FOVEA_DEVICE float to_f32(float x) { return x; }
+using fovea::to_f32;
+template <class E>
+FOVEA_DEVICE E from_f32(float x) {
+  if constexpr (std::is_same_v<E, Bf16>) return to_bf16(x);
+  if constexpr (std::is_same_v<E, F16>) return to_f16(x);
+  if constexpr (std::is_same_v<E, float>) return x;
+}
+
+template <class Mode>
+inline constexpr bool kIsWide = sizeof(typename Mode::Element) == 4;
+/// A tile [rows, columns] in shared memory.
+template <class E, int kRows, int kColumns>
+struct Tile {
+  static constexpr int kStride = kColumns + 16 / static_cast<int>(sizeof(E));
+  static constexpr int kElements = kRows * kStride;
+  static constexpr int kBytes = kElements * static_cast<int>(sizeof(E));
+  Shared<E> data;
+
+  FOVEA_DEVICE explicit Tile(int byte_offset) : data(shared_array<E>(byte_offset, kElements)) {}
+  FOVEA_DEVICE static int at(int row, int column) { return row * kStride + column; }
+};
+
+/// An f32 as the sum of two numbers that tensor cores take whole.
+struct Split {
+  std::uint32_t high, low;
+};
+template <class Mode>
+FOVEA_DEVICE Split split(float x) {
+  Split s{};
+  s.high = round_tf32(x);
+  if constexpr (std::is_same_v<Mode, InF32>) s.low = round_tf32(x - bits_to_float(s.high));
+  return s;
+}
+
+/// Four steps of products of f32 at a time.
+inline constexpr int kPiece = 4;
+
+/// acc[m] += sum over kSteps steps of a[step][m] b[step]. Where an operand is infinite the small
+/// products are 0 times infinity: then the large one alone says what the sum is.
+template <class Mode, int kM, int kSteps>
+FOVEA_DEVICE void add_piece(float (&acc)[kM][4], const Split (&a)[kPiece][kM][4],
+                            const Split (&b)[kPiece][2]) {
+  float small[kM][4] = {}, large[kM][4] = {};
+  FOVEA_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    const std::uint32_t bh[2] = {b[k][0].high, b[k][1].high}, bl[2] = {b[k][0].low, b[k][1].low};
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      const Split(&x)[4] = a[k][m];
+      const std::uint32_t ah[4] = {x[0].high, x[1].high, x[2].high, x[3].high};
+      multiply_tf32(large[m], ah, bh);
+      if constexpr (std::is_same_v<Mode, InF32>) {
+        const std::uint32_t al[4] = {x[0].low, x[1].low, x[2].low, x[3].low};
+        multiply_tf32(small[m], al, bh);
+        multiply_tf32(small[m], ah, bl);
+      }
+    }
+  }
+  FOVEA_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    FOVEA_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      acc[m][x] += large[m][x];
+      if constexpr (std::is_same_v<Mode, InF32>)
+        acc[m][x] += small[m][x] - small[m][x] == 0 ? small[m][x] : 0.0f;
+    }
+  }
+}
+
+/// c[m][n] -> acc[m] for one n, and back: add_piece works on columns of tiles.
+template <int kM, int kN>
+FOVEA_DEVICE void take(const float (&c)[kM][kN][4], int n, float (&acc)[kM][4]) {
+  FOVEA_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    FOVEA_UNROLL
+    for (int x = 0; x < 4; ++x) acc[m][x] = c[m][n][x];
+  }
+}
+template <int kM, int kN>
+FOVEA_DEVICE void give(float (&c)[kM][kN][4], int n, const float (&acc)[kM][4]) {
+  FOVEA_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    FOVEA_UNROLL
+    for (int x = 0; x < 4; ++x) c[m][n][x] = acc[m][x];
+  }
+}
+
+// Fragments of 16-bit tiles. Every lane names one row of an 8 x 8 matrix.
+
+/// A [16 rows, 16 terms] from [rows, terms].
+template <class T>
+FOVEA_DEVICE void load_left(std::uint32_t (&a)[4], const T& tile, int row, int term) {
+  load_matrices(a, tile.data, T::at(row + lane() % 16, term + lane() / 16 * 8));
+}
+/// The same from [terms, rows].
+template <class T>
+FOVEA_DEVICE void load_left_transposed(std::uint32_t (&a)[4], const T& tile, int row, int term) {
+  load_matrices_transposed(a, tile.data,
+                           T::at(term + lane() % 8 + lane() / 16 * 8, row + lane() / 8 % 2 * 8));
+}
+/// B [16 terms, 16 columns] from [columns, terms]: two columns of 8, b[0..1] and b[2..3].
+template <class T>
+FOVEA_DEVICE void load_right(std::uint32_t (&b)[4], const T& tile, int column, int term) {
+  load_matrices(b, tile.data,
+                T::at(column + lane() % 8 + lane() / 16 * 8, term + lane() / 8 % 2 * 8));
+}
+/// The same from [terms, columns].
+template <class T>
+FOVEA_DEVICE void load_right_transposed(std::uint32_t (&b)[4], const T& tile, int column,
+                                        int term) {
+  load_matrices_transposed(b, tile.data, T::at(term + lane() % 16, column + lane() / 16 * 8));
+}
+template <class E, int kM, int kN>
+FOVEA_DEVICE void multiply_pair(float (&c)[kM][kN][4], int n, const std::uint32_t (&a)[kM][4],
+                                const std::uint32_t (&b)[4]) {
+  const std::uint32_t first[2] = {b[0], b[1]}, second[2] = {b[2], b[3]};
+  FOVEA_UNROLL
+  for (int m = 0; m < kM; ++m) {
+    multiply<E>(c[m][n], a[m], first);
+    if (n + 1 < kN) multiply<E>(c[m][n + 1 < kN ? n + 1 : n], a[m], second);
+  }
+}
+
+// Fragments of f32 tiles. Where a left operand comes from accumulators, a step's terms are taken in
+// the order 0, 2, 4, 6, 1, 3, 5, 7, which is how accumulators hold them; the right operand follows.
+
+template <class Mode, class T>
+FOVEA_DEVICE void load_left_split(Split (&a)[4], const T& tile, int row, int term) {
+  std::uint32_t words[4];
+  load_matrices(words, tile.data, T::at(row + lane() % 16, term + lane() / 16 * 4));
+  FOVEA_UNROLL
+  for (int x = 0; x < 4; ++x) a[x] = split<Mode>(bits_to_float(words[x]));
+}
+template <class Mode, class T>
+FOVEA_DEVICE void load_left_transposed_split(Split (&a)[4], const T& tile, int row, int term) {
+  const int g = lane() / 4, t = lane() % 4;
+  FOVEA_UNROLL
+  for (int x = 0; x < 4; ++x)
+    a[x] = split<Mode>(tile.data[T::at(term + 2 * t + x / 2, row + g + x % 2 * 8)]);
+}
+/// B [8 terms, 16 columns] from [columns, terms]: two columns of 8.
+template <class Mode, class T>
+FOVEA_DEVICE void load_right_split(Split (&first)[2], Split (&second)[2], const T& tile, int column,
+                                   int term) {
+  std::uint32_t words[4];
+  load_matrices(words, tile.data,
+                T::at(column + lane() % 8 + lane() / 16 * 8, term + lane() / 8 % 2 * 4));
+  FOVEA_UNROLL
+  for (int x = 0; x < 2; ++x) {
+    first[x] = split<Mode>(bits_to_float(words[x]));
+    second[x] = split<Mode>(bits_to_float(words[2 + x]));
+  }
+}
+template <class Mode, class T>
+FOVEA_DEVICE void load_right_transposed_split(Split (&b)[2], const T& tile, int column, int term) {
+  const int g = lane() / 4, t = lane() % 4;
+  FOVEA_UNROLL
+  for (int x = 0; x < 2; ++x) b[x] = split<Mode>(tile.data[T::at(term + 2 * t + x, column + g)]);
+}
+
+// The products.
+
+/// c += A[row.., :depth] B[:, :depth]^T with kDepth >= depth, columns behind depth are not read.
+template <class Mode, int kDepth, int kM, int kN, class A, class B>
+FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b, int depth) {
+  static_assert(kN % 2 == 0);
+  if constexpr (!kIsWide<Mode>) {
+    FOVEA_UNROLL
+    for (int k = 0; k < kDepth; k += 16) {
+      if (k >= depth) break;
+      std::uint32_t left[kM][4];
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) load_left(left[m], a, row + 16 * m, k);
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; n += 2) {
+        std::uint32_t right[4];
+        load_right(right, b, 8 * n, k);
+        multiply_pair<typename Mode::Element>(c, n, left, right);
+      }
+    }
+  } else {
+    FOVEA_ROLL
+    for (int k = 0; k < kDepth; k += 8 * kPiece) {
+      if (k >= depth) break;
+      Split left[kPiece][kM][4];
+      FOVEA_UNROLL
+      for (int s = 0; s < kPiece; ++s) {
+        FOVEA_UNROLL
+        for (int m = 0; m < kM; ++m) load_left_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+      }
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; n += 2) {
+        Split first[kPiece][2], second[kPiece][2];
+        FOVEA_UNROLL
+        for (int s = 0; s < kPiece; ++s)
+          load_right_split<Mode>(first[s], second[s], b, 8 * n, k + 8 * s);
+        float acc[kM][4];
+        take(c, n, acc);
+        add_piece<Mode, kM, kPiece>(acc, left, first);
+        give(c, n, acc);
+        take(c, n + 1, acc);
+        add_piece<Mode, kM, kPiece>(acc, left, second);
+        give(c, n + 1, acc);
+      }
+    }
+  }
+}
+
+/// c += P B: P [rows, 8 kK keys] as accumulators, B [keys, columns] from key `key` on.
+template <class Mode, int kM, int kK, int kN, class B>
+FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[kM][kK][4],
+                                       const B& b, int key, int columns) {
+  static_assert(kN % 2 == 0 && kK % 2 == 0);
+  using Element = typename Mode::Element;
+  if constexpr (!kIsWide<Mode>) {
+    FOVEA_UNROLL
+    for (int k = 0; k < kK; k += 2) {
+      std::uint32_t left[kM][4];
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        left[m][0] = pack<Element>(p[m][k][0], p[m][k][1]);
+        left[m][1] = pack<Element>(p[m][k][2], p[m][k][3]);
+        left[m][2] = pack<Element>(p[m][k + 1][0], p[m][k + 1][1]);
+        left[m][3] = pack<Element>(p[m][k + 1][2], p[m][k + 1][3]);
+      }
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; n += 2) {
+        if (8 * n >= columns) break;
+        std::uint32_t right[4];
+        load_right_transposed(right, b, 8 * n, key + 8 * k);
+        multiply_pair<Element>(c, n, left, right);
+      }
+    }
+  } else {
+    constexpr int kSteps = kK < kPiece ? kK : kPiece;
+    FOVEA_UNROLL
+    for (int k = 0; k < kK; k += kSteps) {
+      Split left[kPiece][kM][4];
+      FOVEA_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        FOVEA_UNROLL
+        for (int m = 0; m < kM; ++m) {
+          left[s][m][0] = split<Mode>(p[m][k + s][0]);
+          left[s][m][1] = split<Mode>(p[m][k + s][2]);
+          left[s][m][2] = split<Mode>(p[m][k + s][1]);
+          left[s][m][3] = split<Mode>(p[m][k + s][3]);
+        }
+      }
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        if (8 * n >= columns) break;
+        Split right[kPiece][2];
+        FOVEA_UNROLL
+        for (int s = 0; s < kSteps; ++s)
+          load_right_transposed_split<Mode>(right[s], b, 8 * n, key + 8 * (k + s));
+        float acc[kM][4];
+        take(c, n, acc);
+        add_piece<Mode, kM, kSteps>(acc, left, right);
+        give(c, n, acc);
+      }
+    }
+  }
+}
+
+/// c += A[:, row..]^T B[:, column..]: A [kKeys, rows], B [kKeys, columns].
+template <class Mode, int kKeys, int kM, int kN, class A, class B>
+FOVEA_DEVICE void columns_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                                     int column) {
+  static_assert(kN % 2 == 0);
+  if constexpr (!kIsWide<Mode>) {
+    FOVEA_UNROLL
+    for (int k = 0; k < kKeys; k += 16) {
+      std::uint32_t left[kM][4];
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) load_left_transposed(left[m], a, row + 16 * m, k);
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; n += 2) {
+        std::uint32_t right[4];
+        load_right_transposed(right, b, column + 8 * n, k);
+        multiply_pair<typename Mode::Element>(c, n, left, right);
+      }
+    }
+  } else {
+    constexpr int kSteps = kKeys / 8 < kPiece ? kKeys / 8 : kPiece;
+    FOVEA_UNROLL
+    for (int k = 0; k < kKeys; k += 8 * kSteps) {
+      Split left[kPiece][kM][4];
+      FOVEA_UNROLL
+      for (int s = 0; s < kSteps; ++s) {
+        FOVEA_UNROLL
+        for (int m = 0; m < kM; ++m)
+          load_left_transposed_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+      }
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        Split right[kPiece][2];
+        FOVEA_UNROLL
+        for (int s = 0; s < kSteps; ++s)
+          load_right_transposed_split<Mode>(right[s], b, column + 8 * n, k + 8 * s);
+        float acc[kM][4];
+        take(c, n, acc);
+        add_piece<Mode, kM, kSteps>(acc, left, right);
+        give(c, n, acc);
+      }
+    }
+  }
+}
+
+}  // namespace fovea::cuda::FOVEA_WORLD

@@ -1,0 +1,109 @@
+// From global memory to the tiles in shared memory that products are taken of.
+#pragma once
+
+#include "contract/plain_rows.h"
+#include "cuda/device/copy.h"
+#include "cuda/sm80_products.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+/// Rows of one head of one sequence, as they lie or behind a page table. Bytes throughout.
+struct HeadRows {
+  const char* base = nullptr;
+  std::int64_t row = 0;
+  const std::int32_t* pages = nullptr;  ///< of the sequence; null: rows follow each other
+  std::int64_t page_step = 0, page_size = 1, page_count = 0, page = 0;
+  bool aligned = true;  ///< every row begins at a multiple of 16
+
+  FOVEA_DEVICE const char* at(std::int64_t n) const {
+    if (pages == nullptr) return base + n * row;
+    const std::int64_t listed = pages[n / page_size * page_step];
+    return base + plain::clamp(listed, 0, page_count - 1) * page + n % page_size * row;
+  }
+};
+
+/// place.first_row counts for packed tensors alone. The source has one segment.
+template <class Mode>
+FOVEA_DEVICE HeadRows head_rows(const plain::Source& x, const plain::Place& place) {
+  constexpr std::int64_t kSize = sizeof(typename Mode::Element);
+  const plain::Segment<const char*>& s = x.segments.at[0];
+  HeadRows rows;
+  rows.row = s.row * kSize;
+  rows.base = s.data + (place.head * s.head) * kSize;
+  if (x.pages.table != nullptr) {
+    rows.pages = x.pages.table + place.batch * x.pages.table_batch;
+    rows.page_step = x.pages.table_column;
+    rows.page_size = x.pages.size;
+    rows.page_count = x.pages.count;
+    rows.page = x.pages.stride * kSize;
+  } else {
+    rows.base += (place.batch * s.batch + place.first_row * s.row) * kSize;
+  }
+  const auto address = reinterpret_cast<std::uintptr_t>(rows.base);
+  rows.aligned = (address | static_cast<std::uintptr_t>(rows.row | rows.page)) % 16 == 0;
+  return rows;
+}
+
+/// Terms that a product of rows of this width runs over: whole pieces.
+template <class Mode>
+FOVEA_DEVICE int depth_of(std::int64_t width) {
+  constexpr int kWhole = kIsWide<Mode> ? 8 * kPiece : 16;
+  return static_cast<int>((width + kWhole - 1) / kWhole) * kWhole;
+}
+
+/// Starts copying columns [first_column, first_column + columns) of kRows rows; `row_at(r)` is
+/// where row r begins, or null, which makes zeros. Columns from `width` on, up to whole pieces, are
+/// zeros. Where rows do not begin at multiples of 16 bytes (`aligned`), or do not end there,
+/// elements go one by one.
+template <class Mode, int kRows, int kColumns, int kThreads, class T, class RowAt>
+FOVEA_DEVICE void copy_rows(const T& tile, std::int64_t width, int first_column, bool aligned,
+                            RowAt&& row_at) {
+  using Element = typename Mode::Element;
+  constexpr int kInChunk = 16 / static_cast<int>(sizeof(Element));
+  constexpr int kChunks = kColumns / kInChunk;
+  const std::int64_t left = width - first_column;
+  const int depth = depth_of<Mode>(left < kColumns ? left : kColumns);
+  if (!aligned || width % kInChunk != 0) {
+    FOVEA_ROLL
+    for (int n = thread_index(); n < kRows * kColumns; n += kThreads) {
+      const int row = n / kColumns, column = n % kColumns;
+      if (column >= depth) continue;
+      const auto* from = reinterpret_cast<const Element*>(row_at(row));
+      tile.data[T::at(row, column)] =
+          from != nullptr && column < left ? from[first_column + column] : Element{};
+    }
+    return;
+  }
+  FOVEA_ROLL
+  for (int n = 0; n < kRows * kChunks; n += kThreads) {
+    const int at = n + thread_index();
+    const int row = at / kChunks, column = at % kChunks * kInChunk;
+    if (kRows * kChunks % kThreads != 0 && row >= kRows) break;
+    if (column >= depth) continue;
+    const char* from = row_at(row);
+    const bool there = from != nullptr && column < left;
+    copy_async_16(tile.data, T::at(row, column),
+                  there ? from + (first_column + column) * 16 / kInChunk : from, there);
+  }
+}
+
+/// Stores two neighbouring elements of a row, of which `left` are within it.
+FOVEA_DEVICE void store_pair(const plain::Run<char*>& to, int column, int left, float low,
+                             float high) {
+  if (left >= 2 && to.column == 1) {
+    char* at = to.data + column * plain::size_of(to.element);
+    const auto address = reinterpret_cast<std::uintptr_t>(at);
+    if (to.element == plain::Element::bf16 && address % 4 == 0) {
+      *reinterpret_cast<std::uint32_t*>(at) = pack<Bf16>(low, high);
+      return;
+    }
+    if (to.element == plain::Element::f16 && address % 4 == 0) {
+      *reinterpret_cast<std::uint32_t*>(at) = pack<F16>(low, high);
+      return;
+    }
+  }
+  if (left >= 1) store_element(to.data, to.element, column * to.column, low);
+  if (left >= 2) store_element(to.data, to.element, (column + 1) * to.column, high);
+}
+
+}  // namespace fovea::cuda::FOVEA_WORLD
