@@ -9,12 +9,11 @@
 //
 // Budget: 32 bytes of shared memory, for the count; 64 registers. Moves the distinct part of the
 // mask in once.
-#include "cuda/mask_tiles.h"
-
 #include "cuda/device/atomic.h"
 #include "cuda/device/copy.h"
 #include "cuda/device/shared.h"
 #include "cuda/device/thread.h"
+#include "cuda/mask_tiles.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
 namespace {

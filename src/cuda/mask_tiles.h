@@ -25,8 +25,7 @@ struct MaskTiles {
 FOVEA_HD inline int tile_class(const MaskTiles& tiles, std::int64_t b, std::int64_t h,
                                std::int64_t row_tile, std::int64_t key_tile) {
   if (tiles.data == nullptr) return kTileVisible;
-  return tiles.data[b * tiles.batch + h * tiles.head + row_tile * tiles.row +
-                    key_tile * tiles.key];
+  return tiles.data[b * tiles.batch + h * tiles.head + row_tile * tiles.row + key_tile * tiles.key];
 }
 
 /// How many tiles a mask has: those along which it is broadcast count once.
@@ -36,10 +35,11 @@ struct MaskTileCounts {
 };
 FOVEA_HD inline MaskTileCounts mask_tile_counts(const plain::MaskArgs& mask,
                                                 const plain::Shape& shape) {
-  return {mask.batch == 0 ? plain::lesser(1, shape.batch) : shape.batch,
-          mask.head == 0 ? plain::lesser(1, shape.q_heads) : shape.q_heads,
-          ceil_div(mask.row == 0 ? plain::lesser(1, shape.q_len) : shape.q_len, kMaskRows),
-          ceil_div(mask.column == 0 ? plain::lesser(1, shape.kv_len) : shape.kv_len, kMaskKeys)};
+  const bool none = shape.batch * shape.q_heads * shape.q_len * shape.kv_len == 0;
+  if (none || mask.data == nullptr) return {0, 0, 0, 0};
+  return {mask.batch == 0 ? 1 : shape.batch, mask.head == 0 ? 1 : shape.q_heads,
+          mask.row == 0 ? 1 : ceil_div(shape.q_len, kMaskRows),
+          mask.column == 0 ? 1 : ceil_div(shape.kv_len, kMaskKeys)};
 }
 
 struct MaskTilesArgs {

@@ -8,9 +8,8 @@
 // each block leaves its share, and a second kernel adds those of a head, a warp to a head.
 //
 // Budget: 512 bytes of shared memory, 64 registers. Moves out and dout in once.
-#include "cuda/prepare.h"
-
 #include "cuda/device/shared.h"
+#include "cuda/prepare.h"
 #include "cuda/row_lanes.h"
 #include "cuda/row_tiles.h"
 
@@ -44,8 +43,8 @@ FOVEA_DEVICE void read(const plain::Source& source, const plain::Place& place, s
                        bool reads, const RowLanes& lanes, Row<kPieces>& to) {
   RowReader reader;
   if (reads)
-    reader = reader_of(plain::run_at(source.segments, place, row, 1),
-                       static_cast<int>(source.width));
+    reader =
+        reader_of(plain::run_at(source.segments, place, row, 1), static_cast<int>(source.width));
   read_row(reader, lanes, reads, to);
 }
 
@@ -57,14 +56,13 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
   const Shared<double> terms = shared_array<double>(0, kPrepareRows);
   for (std::int64_t task = block_index(); task < tasks; task += grid_blocks()) {
     const std::int64_t pair = task / tiles;
-    const plain::Sequence s =
-        sequence_by_warp(space.shape, space.lengths, pair / space.heads());
+    const plain::Sequence s = sequence_by_warp(space.shape, space.lengths, pair / space.heads());
     const plain::Place place{s.batch, pair % space.heads(), s.q_begin};
     const std::int64_t first = task % tiles * kPrepareRows;
-    const float sink = args.sinks.data == nullptr
-                           ? kNegativeInfinity
-                           : load_element(args.sinks.data, args.sinks.element,
-                                          place.head * args.sinks.stride);
+    const float sink =
+        args.sinks.data == nullptr
+            ? kNegativeInfinity
+            : load_element(args.sinks.data, args.sinks.element, place.head * args.sinks.stride);
     for (int n = lanes.group; n - lanes.group < kPrepareRows; n += lanes.groups) {
       const std::int64_t row = first + n;
       const bool reads = n < kPrepareRows && row < s.q_len;

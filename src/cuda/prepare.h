@@ -15,13 +15,13 @@ inline constexpr int kPrepareRows = 64;
 struct PrepareArgs {
   RowSpace space;  ///< by queries
   plain::Source out, dout;
-  plain::Input lse, dlse;      ///< [batch, q_heads, q_len] or packed; dlse may be null
-  float* delta = nullptr;      ///< [space.array_rows()]
-  plain::Floats sinks;         ///< [q_heads]
-  void* dsinks = nullptr;      ///< [q_heads]; null: not wanted
+  plain::Input lse, dlse;  ///< [batch, q_heads, q_len] or packed; dlse may be null
+  float* delta = nullptr;  ///< [space.array_rows()]
+  plain::Floats sinks;     ///< [q_heads]
+  void* dsinks = nullptr;  ///< [q_heads]; null: not wanted
   plain::Element dsinks_element = plain::Element::f32;
   std::int64_t dsinks_stride = 0;
-  double* shares = nullptr;    ///< prepare_bytes(); null where dsinks is
+  double* shares = nullptr;  ///< prepare_bytes(); null where dsinks is
 };
 
 /// Workspace for the sinks' gradient; 0 where it is not wanted.

@@ -11,8 +11,9 @@
 #include "cuda/device/thread.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
+namespace {
 
-inline constexpr int kPiece = 8;
+constexpr int kPiece = 8;
 
 /// The lanes that share a row.
 struct RowLanes {
@@ -217,8 +218,8 @@ FOVEA_DEVICE void rotate_piece(const plain::Prologue& p, const AngleRows& angles
     load_piece(angles.sin, p.sin.element, p.sin.column, entry, kPiece, s);
     FOVEA_UNROLL
     for (int n = 0; n < kPiece; ++n)
-      x[n] = first ? x[n] * c[n] - other[n] * (sign * s[n])
-                   : other[n] * (sign * s[n]) + x[n] * c[n];
+      x[n] =
+          first ? x[n] * c[n] - other[n] * (sign * s[n]) : other[n] * (sign * s[n]) + x[n] * c[n];
     return;
   }
   FOVEA_UNROLL
@@ -234,4 +235,5 @@ FOVEA_DEVICE void rotate_piece(const plain::Prologue& p, const AngleRows& angles
   }
 }
 
+}  // namespace
 }  // namespace fovea::cuda::FOVEA_WORLD

@@ -48,7 +48,7 @@ inline RowSpace rows_by_keys(const plain::Call& call) {
 /// Blocks for a number of tasks, over which a kernel loops: enough to fill any device a few times.
 inline std::int64_t blocks_for(std::int64_t tasks) {
   constexpr std::int64_t kMost = 4096;
-  return plain::lesser(tasks, kMost);
+  return tasks < kMost ? tasks : kMost;
 }
 
 FOVEA_HD inline std::int64_t ceil_div(std::int64_t a, std::int64_t b) { return (a + b - 1) / b; }

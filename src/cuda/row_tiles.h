@@ -6,6 +6,7 @@
 #include "cuda/row_space.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
+namespace {
 
 /// plain::largest_entry, read by the lanes of a warp.
 FOVEA_DEVICE std::int64_t largest_entry_by_warp(const plain::Integers& cu, std::int64_t b) {
@@ -43,7 +44,8 @@ struct RowTile {
 FOVEA_DEVICE RowTile row_tile(const RowSpace& space, std::int64_t task) {
   const std::int64_t row_tiles = ceil_div(space.rows(), kTileRows);
   const std::int64_t head_tiles = ceil_div(space.heads(), kTileHeads);
-  const std::int64_t batch = task / (row_tiles * head_tiles), tile = task % (row_tiles * head_tiles);
+  const std::int64_t batch = task / (row_tiles * head_tiles),
+                     tile = task % (row_tiles * head_tiles);
   RowTile t;
   t.sequence = sequence_by_warp(space.shape, space.lengths, batch);
   t.first_row = tile / head_tiles * kTileRows;
@@ -52,4 +54,5 @@ FOVEA_DEVICE RowTile row_tile(const RowSpace& space, std::int64_t task) {
   return t;
 }
 
+}  // namespace
 }  // namespace fovea::cuda::FOVEA_WORLD

@@ -23,7 +23,8 @@ std::size_t stage_bytes(const RowSpace& space, std::int64_t padded, plain::Eleme
 
 Status stage(int device, const StageArgs& args, void* stream) {
   const LaunchShape shape{blocks_for(row_tile_tasks(args.space))};
-  return launch(device, *FOVEA_CUDA_PICK(stage_entry)(args.padded), shape, args, stream);
+  const bool prologue = args.from.prologue.norm || args.from.prologue.rotate;
+  return launch(device, *FOVEA_CUDA_PICK(stage_entry)(args.padded, prologue), shape, args, stream);
 }
 
 }  // namespace fovea::cuda

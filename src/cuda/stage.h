@@ -27,6 +27,6 @@ std::size_t stage_bytes(const RowSpace& space, std::int64_t padded, plain::Eleme
 
 Status stage(int device, const StageArgs& args, void* stream);
 
-FOVEA_CUDA_EXPORT(const Entry* stage_entry(std::int64_t padded));
+FOVEA_CUDA_EXPORT(const Entry* stage_entry(std::int64_t padded, bool prologue));
 
 }  // namespace fovea::cuda
