@@ -76,29 +76,41 @@ FOVEA_HD_INLINE std::int64_t clamp(std::int64_t x, std::int64_t low, std::int64_
   return lesser(greater(x, low), high);
 }
 
+/// The largest of the entries of cu_seqlens up to the b-th, and 0.
+FOVEA_HD_INLINE std::int64_t largest_entry(const Integers& cu, std::int64_t b) {
+  std::int64_t largest = 0;
+  for (std::int64_t n = 0; n <= b; ++n) largest = greater(largest, integer_at(cu, n * cu.stride));
+  return largest;
+}
+
 /// The rows that cu_seqlens gives sequence b, within the tensor and the maximum. Where entries
-/// fall, a sequence begins behind all those before it, so that no row belongs to two.
-FOVEA_HD_INLINE Span packed_rows(const Integers& cu, std::int64_t b, std::int64_t total,
-                                 std::int64_t max_len) {
-  std::int64_t begin = 0;
-  for (std::int64_t n = 0; n <= b; ++n) begin = clamp(integer_at(cu, n * cu.stride), begin, total);
+/// fall, a sequence begins behind all those before it, so that no row belongs to two. largest:
+/// largest_entry(cu, b).
+FOVEA_HD_INLINE Span packed_rows(const Integers& cu, std::int64_t b, std::int64_t largest,
+                                 std::int64_t total, std::int64_t max_len) {
+  const std::int64_t begin = lesser(largest, total);
   const std::int64_t end = clamp(integer_at(cu, (b + 1) * cu.stride), begin, total);
   return {begin, begin + lesser(end - begin, max_len)};
 }
 
-FOVEA_HD_INLINE Sequence sequence_of(const Call& args, std::int64_t b) {
-  const Lengths& lengths = args.lengths;
+/// largest_entry of cu_q and cu_k, where there are such.
+struct LargestEntries {
+  std::int64_t q = 0, k = 0;
+};
+
+FOVEA_HD_INLINE Sequence sequence_of(const Shape& shape, const Lengths& lengths, std::int64_t b,
+                                     LargestEntries largest) {
   Sequence s;
   s.batch = b;
-  s.q_len = args.shape.q_len;
-  s.kv_capacity = args.shape.kv_len;
+  s.q_len = shape.q_len;
+  s.kv_capacity = shape.kv_len;
   if (lengths.cu_q.data != nullptr) {
-    const Span rows = packed_rows(lengths.cu_q, b, lengths.total_q, s.q_len);
+    const Span rows = packed_rows(lengths.cu_q, b, largest.q, lengths.total_q, s.q_len);
     s.q_begin = rows.begin;
     s.q_len = rows.end - rows.begin;
   }
   if (lengths.cu_k.data != nullptr) {
-    const Span rows = packed_rows(lengths.cu_k, b, lengths.total_k, s.kv_capacity);
+    const Span rows = packed_rows(lengths.cu_k, b, largest.k, lengths.total_k, s.kv_capacity);
     s.k_begin = rows.begin;
     s.kv_capacity = rows.end - rows.begin;
   }
@@ -106,6 +118,14 @@ FOVEA_HD_INLINE Sequence sequence_of(const Call& args, std::int64_t b) {
   if (lengths.used_k.data != nullptr)
     s.kv_len = clamp(integer_at(lengths.used_k, b * lengths.used_k.stride), 0, s.kv_capacity);
   return s;
+}
+
+FOVEA_HD_INLINE Sequence sequence_of(const Call& args, std::int64_t b) {
+  const Lengths& lengths = args.lengths;
+  LargestEntries largest;
+  if (lengths.cu_q.data != nullptr) largest.q = largest_entry(lengths.cu_q, b);
+  if (lengths.cu_k.data != nullptr) largest.k = largest_entry(lengths.cu_k, b);
+  return sequence_of(args.shape, lengths, b, largest);
 }
 
 /// The band's limits for a sequence of these lengths.

@@ -1,0 +1,120 @@
+// cuda prepare: delta and the sinks' gradient.
+//
+//   out, dout [batch, q_heads, q_len, v_head_dim], lse, dlse, delta [batch, q_heads, q_len]; packed
+//   delta_i = sum_d out_id dout_id - dlse_i                                              (f32)
+//   dsink_h = -sum_{b, i} exp(sink_h - lse_i) delta_i                                    (f64)
+//
+// A block owns 64 rows of one head; 4 to 32 lanes share a row. The sum over rows has one order:
+// each block leaves its share, and a second kernel adds those of a head, a warp to a head.
+//
+// Budget: 512 bytes of shared memory, 64 registers. Moves out and dout in once.
+#include "cuda/device/shared.h"
+#include "cuda/prepare.h"
+#include "cuda/row_lanes.h"
+#include "cuda/row_tiles.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+namespace {
+
+constexpr int kThreads = 256;
+
+FOVEA_DEVICE float at(const plain::Input& x, const plain::Place& place, std::int64_t row) {
+  return x.data[place.batch * x.batch + place.head * x.head + (place.first_row + row) * x.row];
+}
+
+FOVEA_DEVICE double sum_warp(double x) {
+  for (int mask = 16; mask > 0; mask >>= 1) x += shuffle_xor(x, mask);
+  return x;
+}
+
+template <int kPieces>
+FOVEA_DEVICE float dot(const Row<kPieces>& x, const Row<kPieces>& y, const RowLanes& lanes) {
+  float sum = 0;
+  FOVEA_UNROLL
+  for (int p = 0; p < kPieces; ++p) {
+    FOVEA_UNROLL
+    for (int n = 0; n < kPiece; ++n) sum = fma(x.at[p][n], y.at[p][n], sum);
+  }
+  return sum_lanes(sum, lanes.count);
+}
+
+template <int kPieces>
+FOVEA_DEVICE void read(const plain::Source& source, const plain::Place& place, std::int64_t row,
+                       bool reads, const RowLanes& lanes, Row<kPieces>& to) {
+  RowReader reader;
+  if (reads)
+    reader =
+        reader_of(plain::run_at(source.segments, place, row, 1), static_cast<int>(source.width));
+  read_row(reader, lanes, reads, to);
+}
+
+template <int kPieces>
+FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
+  const RowSpace& space = args.space;
+  const RowLanes lanes = row_lanes(static_cast<int>(args.out.width));
+  const std::int64_t tiles = prepare_tiles(space), tasks = prepare_tasks(space);
+  const Shared<double> terms = shared_array<double>(0, kPrepareRows);
+  for (std::int64_t task = block_index(); task < tasks; task += grid_blocks()) {
+    const std::int64_t pair = task / tiles;
+    const plain::Sequence s = sequence_by_warp(space.shape, space.lengths, pair / space.heads());
+    const plain::Place place{s.batch, pair % space.heads(), s.q_begin};
+    const std::int64_t first = task % tiles * kPrepareRows;
+    const float sink =
+        args.sinks.data == nullptr
+            ? kNegativeInfinity
+            : load_element(args.sinks.data, args.sinks.element, place.head * args.sinks.stride);
+    for (int n = lanes.group; n - lanes.group < kPrepareRows; n += lanes.groups) {
+      const std::int64_t row = first + n;
+      const bool reads = n < kPrepareRows && row < s.q_len;
+      Row<kPieces> out, dout;
+      read(args.out, place, row, reads, lanes, out);
+      read(args.dout, place, row, reads, lanes, dout);
+      const float sum = dot(out, dout, lanes);
+      if (lanes.lane != 0 || n >= kPrepareRows) continue;
+      double term = 0;
+      if (reads) {
+        const float delta = args.dlse.data == nullptr ? sum : sum - at(args.dlse, place, row);
+        args.delta[space.place(place, row)] = delta;
+        if (args.dsinks != nullptr && sink != kNegativeInfinity)
+          term = -::exp(static_cast<double>(sink) - static_cast<double>(at(args.lse, place, row))) *
+                 static_cast<double>(delta);
+      }
+      terms[n] = term;
+    }
+    if (args.dsinks == nullptr) continue;
+    // add up the tile's share
+    barrier();
+    if (warp() == 0) {
+      const double sum = sum_warp(terms[lane()] + terms[lane() + 32]);
+      if (lane() == 0) args.shares[task] = sum;
+    }
+    barrier();
+  }
+}
+
+FOVEA_DEVICE void store_dsinks(const PrepareArgs& args) {
+  const std::int64_t heads = args.space.heads(), tiles = prepare_tiles(args.space);
+  for (std::int64_t h = block_index(); h < heads; h += grid_blocks()) {
+    double sum = 0;
+    for (std::int64_t n = lane(); n < args.space.shape.batch * tiles; n += 32)
+      sum += args.shares[(n / tiles * heads + h) * tiles + n % tiles];
+    sum = sum_warp(sum);
+    if (lane() != 0) continue;
+    if (args.dsinks_element == plain::Element::f64)
+      static_cast<double*>(args.dsinks)[h * args.dsinks_stride] = sum;
+    else
+      store_element(args.dsinks, args.dsinks_element, h * args.dsinks_stride,
+                    static_cast<float>(sum));
+  }
+}
+
+const Entry narrow = entry_of<PrepareArgs, kThreads, 4, prepare_rows<1>>("prepare");
+const Entry wide = entry_of<PrepareArgs, kThreads, 4, prepare_rows<2>>("prepare wide");
+FOVEA_CUDA_ENTRY(dsinks, PrepareArgs, 32, 1, store_dsinks)
+
+}  // namespace
+
+const Entry* prepare_entry(std::int64_t v_head_dim) { return v_head_dim <= 256 ? &narrow : &wide; }
+const Entry* store_dsinks_entry() { return &dsinks; }
+
+}  // namespace fovea::cuda::FOVEA_WORLD
