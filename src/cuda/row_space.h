@@ -38,10 +38,10 @@ struct RowSpace {
   FOVEA_HD std::int64_t length(const plain::Sequence& s) const { return keys ? s.kv_len : s.q_len; }
 };
 
-inline RowSpace rows_by_queries(const plain::Call& call) {
+FOVEA_HD inline RowSpace rows_by_queries(const plain::Call& call) {
   return {call.shape, call.lengths, false, call.lengths.cu_q.data != nullptr};
 }
-inline RowSpace rows_by_keys(const plain::Call& call) {
+FOVEA_HD inline RowSpace rows_by_keys(const plain::Call& call) {
   return {call.shape, call.lengths, true, call.lengths.cu_k.data != nullptr};
 }
 
