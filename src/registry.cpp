@@ -25,8 +25,16 @@ namespace fovea {
   FOVEA_ROW_##instruction_set(extern const Kernel symbol;)
 #include "cpu/kernels.def"
 #undef FOVEA_KERNEL
+#if FOVEA_HAS_CUDA
+#define FOVEA_KERNEL(symbol, source) extern const Kernel symbol;
+#include "cuda/kernels.def"
+#undef FOVEA_KERNEL
+#endif
 
 extern const Backend cpu_backend;
+#if FOVEA_HAS_CUDA
+extern const Backend cuda_backend;
+#endif
 
 namespace {
 
@@ -34,12 +42,22 @@ namespace {
 #define FOVEA_KERNEL(symbol, source, instruction_set) FOVEA_ROW_##instruction_set(&symbol, )
 constexpr std::array kKernels = std::to_array<const Kernel*>({
 #include "cpu/kernels.def"
-});
 #undef FOVEA_KERNEL
+#if FOVEA_HAS_CUDA
+#define FOVEA_KERNEL(symbol, source) &symbol,
+#include "cuda/kernels.def"
+#undef FOVEA_KERNEL
+#endif
+});
 
 static_assert(kKernels.size() <= kMaxKernels);
 
-constexpr std::array kBackends = {&cpu_backend};
+constexpr std::array kBackends = {
+    &cpu_backend,
+#if FOVEA_HAS_CUDA
+    &cuda_backend,
+#endif
+};
 
 }  // namespace
 
