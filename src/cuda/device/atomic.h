@@ -1,0 +1,54 @@
+// Global memory that several blocks write.
+#pragma once
+
+#include "cuda/device/platform.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+#if defined(__CUDACC__)
+
+/// *to += x; what was there before.
+FOVEA_DEVICE float atomic_add(float* to, float x) { return atomicAdd(to, x); }
+FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {
+  return atomicAdd(to, x);
+}
+FOVEA_DEVICE unsigned long long atomic_add(unsigned long long* to, unsigned long long x) {
+  return atomicAdd(to, x);
+}
+
+/// A word by which blocks take turns: who loads what was stored sees all that was written before.
+FOVEA_DEVICE std::uint32_t load_acquire(const std::uint32_t* from) {
+  std::uint32_t x;
+  asm volatile("ld.acquire.gpu.u32 %0, [%1];" : "=r"(x) : "l"(from) : "memory");
+  return x;
+}
+FOVEA_DEVICE void store_release(std::uint32_t* to, std::uint32_t x) {
+  asm volatile("st.release.gpu.u32 [%0], %1;" ::"l"(to), "r"(x) : "memory");
+}
+
+#else
+
+template <class T>
+T emulated_add(T* to, T x) {
+  const T before = *to;
+  *to = before + x;
+  return before;
+}
+FOVEA_DEVICE float atomic_add(float* to, float x) { return emulated_add(to, x); }
+FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {
+  return emulated_add(to, x);
+}
+FOVEA_DEVICE unsigned long long atomic_add(unsigned long long* to, unsigned long long x) {
+  return emulated_add(to, x);
+}
+
+/// Blocks run one after the other, so a loop that waits for a later one ends with an error.
+FOVEA_DEVICE std::uint32_t load_acquire(const std::uint32_t* from) {
+  emulation::poll();
+  return *from;
+}
+FOVEA_DEVICE void store_release(std::uint32_t* to, std::uint32_t x) { *to = x; }
+
+#endif
+
+}  // namespace fovea::cuda::FOVEA_WORLD

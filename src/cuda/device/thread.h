@@ -1,0 +1,68 @@
+// Who a thread is, and how the threads of a block and the lanes of a warp meet. Blocks and grids
+// have one dimension. Warp operations need all 32 lanes.
+#pragma once
+
+#include "cuda/device/platform.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+#if defined(__CUDACC__)
+
+FOVEA_DEVICE int thread_index() { return static_cast<int>(threadIdx.x); }
+FOVEA_DEVICE int block_threads() { return static_cast<int>(blockDim.x); }
+FOVEA_DEVICE std::int64_t block_index() { return static_cast<std::int64_t>(blockIdx.x); }
+FOVEA_DEVICE std::int64_t grid_blocks() { return static_cast<std::int64_t>(gridDim.x); }
+
+/// All threads of the block that have not ended meet here.
+FOVEA_DEVICE void barrier() { __syncthreads(); }
+FOVEA_DEVICE void warp_barrier() { __syncwarp(); }
+/// What this thread wrote before is seen, by whoever sees what it writes afterwards.
+FOVEA_DEVICE void fence() { __threadfence(); }
+
+template <class T>
+FOVEA_DEVICE T shuffle(T value, int from_lane) {
+  return __shfl_sync(0xFFFFFFFFu, value, from_lane);
+}
+template <class T>
+FOVEA_DEVICE T shuffle_xor(T value, int mask) {
+  return __shfl_xor_sync(0xFFFFFFFFu, value, mask);
+}
+FOVEA_DEVICE std::uint32_t ballot(bool value) { return __ballot_sync(0xFFFFFFFFu, value); }
+FOVEA_DEVICE bool any(bool value) { return __any_sync(0xFFFFFFFFu, value) != 0; }
+FOVEA_DEVICE bool every(bool value) { return __all_sync(0xFFFFFFFFu, value) != 0; }
+
+#else
+
+FOVEA_DEVICE int thread_index() { return emulation::here.thread; }
+FOVEA_DEVICE int block_threads() { return emulation::here.threads; }
+FOVEA_DEVICE std::int64_t block_index() { return emulation::here.block; }
+FOVEA_DEVICE std::int64_t grid_blocks() { return emulation::here.blocks; }
+
+/// The place of the call goes along, since threads that meet at different barriers are a defect.
+FOVEA_DEVICE void barrier(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+  emulation::barrier(file, line);
+}
+FOVEA_DEVICE void warp_barrier() { emulation::warp_barrier(); }
+FOVEA_DEVICE void fence() {}
+
+template <class T>
+FOVEA_DEVICE T shuffle(T value, int from_lane) {
+  static_assert(sizeof(T) == 4 || sizeof(T) == 8);
+  T result;
+  emulation::shuffle(&result, &value, sizeof(T), from_lane & 31);
+  return result;
+}
+template <class T>
+FOVEA_DEVICE T shuffle_xor(T value, int mask) {
+  return shuffle(value, (thread_index() & 31) ^ mask);
+}
+FOVEA_DEVICE std::uint32_t ballot(bool value) { return emulation::ballot(value); }
+FOVEA_DEVICE bool any(bool value) { return emulation::ballot(value) != 0; }
+FOVEA_DEVICE bool every(bool value) { return emulation::ballot(value) == 0xFFFFFFFFu; }
+
+#endif
+
+FOVEA_DEVICE int lane() { return thread_index() & 31; }
+FOVEA_DEVICE int warp() { return thread_index() >> 5; }
+
+}  // namespace fovea::cuda::FOVEA_WORLD
