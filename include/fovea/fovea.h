@@ -2,6 +2,7 @@
 #pragma once
 
 #include <fovea/attention.h>
+#include <fovea/device_memory.h>
 #include <fovea/introspect.h>
 #include <fovea/plan.h>
 #include <fovea/report.h>

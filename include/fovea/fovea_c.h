@@ -204,7 +204,15 @@ FOVEA_API fovea_status fovea_merge_partials(const fovea_tensor* outs, const fove
                                             size_t count, const fovea_tensor* sinks,
                                             const fovea_tensor* out, const fovea_tensor* lse);
 
+/** The same, queued on a CUDA stream (cudaStream_t). */
+FOVEA_API fovea_status fovea_merge_partials_on_stream(const fovea_tensor* outs,
+                                                      const fovea_tensor* lses, size_t count,
+                                                      const fovea_tensor* sinks,
+                                                      const fovea_tensor* out,
+                                                      const fovea_tensor* lse, void* stream);
+
 FOVEA_API fovea_status fovea_job_create(const char* name, fovea_job** job);
+/** See Job::flush(); NULL: the process's job. */
 FOVEA_API fovea_status fovea_job_flush(fovea_job* job);
 FOVEA_API void fovea_job_destroy(fovea_job* job);
 

@@ -19,6 +19,7 @@ struct DeviceInfo {
   std::string name;          ///< e.g. the CPU's model name
   std::string capabilities;  ///< e.g. "avx2 fma avx512f avx512_bf16"
   int threads = 1;           ///< CPU workers used by default
+  bool emulated = false;     ///< computed by the host, to test kernels; its speed says nothing
 };
 
 FOVEA_API std::vector<DeviceInfo> devices();
@@ -27,8 +28,9 @@ enum class SelfCheck : std::uint8_t { not_run, passed, failed };
 
 struct KernelInfo {
   std::string id;
-  std::string backend;         ///< "cpu", "cuda", ...
-  std::string family;          ///< "flash", "unfused", "reference", ...
+  std::string backend;  ///< "cpu", "cuda", ...
+  std::string family;   ///< "flash", "unfused", "reference", ...
+  DeviceType device = DeviceType::cpu;
   std::string direction;       ///< "forward" or "backward"
   int priority = 0;            ///< larger is tried first
   bool explicit_only = false;  ///< never chosen by priority (the reference)
@@ -42,7 +44,7 @@ struct KernelInfo {
 /// Every kernel of this build, best first.
 FOVEA_API std::vector<KernelInfo> kernels();
 
-/// A backend that is not part of this build, and why.
+/// A backend that is not part of this build, or that has no device on this machine, and why.
 struct AbsentBackend {
   std::string backend;
   std::string reason;

@@ -50,8 +50,9 @@ struct PlanOptions {
 /// Where and with what one run happens.
 struct RunOptions {
   void* stream = nullptr;     ///< CUDA: cudaStream_t; not synchronised
-  void* workspace = nullptr;  ///< 64-byte aligned, for this run alone; null on the CPU: the
-                              ///< library's cached buffers (see release_cached_memory)
+  void* workspace = nullptr;  ///< 64-byte aligned, in the device's memory, for this run alone;
+                              ///< null: the library's cached buffers (see release_cached_memory),
+                              ///< on CUDA one for each stream
   std::size_t workspace_bytes = 0;
   Job* job = nullptr;  ///< null: the process's job
 };
@@ -60,7 +61,13 @@ struct RunOptions {
 ///
 /// run() takes the arguments the plan was made with, except that data pointers, dropout seed and
 /// offset and RoPE offsets may differ. It does not allocate (with a caller's workspace), read the
-/// environment or synchronise, and may be called from several threads at once.
+/// environment or synchronise, and may be called from several threads at once. On CUDA, without a
+/// caller's workspace, a run that needs more than any before it on its stream allocates device
+/// memory, which may wait for the device; and where more runs are outstanding than ever before,
+/// their notes take host memory.
+///
+/// A CUDA stream may record a graph: with a caller's workspace, and with plans made before, since a
+/// self-check waits for the device.
 class Plan {
  public:
   FOVEA_API static Result<Plan> make(const ForwardArgs& args, const PlanOptions& options = {});
@@ -90,8 +97,13 @@ FOVEA_API Status forward(const ForwardArgs& args, const CallOptions& options = {
 FOVEA_API Status backward(const BackwardArgs& args, const CallOptions& options = {},
                           Report* report = nullptr);
 
-/// Frees the CPU workspaces and plans that are kept for reuse.
+/// Frees the workspaces and plans that are kept for reuse. Waits for devices that still use one.
 FOVEA_API void release_cached_memory();
+
+/// Where a merge happens.
+struct MergeOptions {
+  void* stream = nullptr;  ///< CUDA: cudaStream_t; not synchronised
+};
 
 /// One of several results over disjoint sets of keys, computed without the sink.
 struct PartialResult {
@@ -101,8 +113,9 @@ struct PartialResult {
 
 /// Merges partial results: lse = log sum exp lse_n [+ exp sink], out = sum exp(lse_n - lse) out_n.
 /// All-empty rows give out 0 and lse -inf (the sink's value). `sinks` [q_heads] and `lse` are
-/// optional. Outputs may not overlap inputs. CPU tensors.
+/// optional. Outputs may not overlap inputs. All tensors are on one device.
 FOVEA_API Status merge_partials(std::span<const PartialResult> parts, const TensorView& sinks,
-                                const MutableTensorView& out, const MutableTensorView& lse);
+                                const MutableTensorView& out, const MutableTensorView& lse,
+                                const MergeOptions& options = {});
 
 }  // namespace fovea

@@ -61,7 +61,11 @@ class Job {
   [[nodiscard]] FOVEA_API const std::string& name() const;
   /// Kernels that have completed in this job, in order of first completion.
   [[nodiscard]] FOVEA_API std::vector<std::string> kernels_ran() const;
-  /// Looks for completions that are still outstanding (devices that run asynchronously).
+  /// Counts and proves the runs that have finished on devices with streams by now. Waits for none,
+  /// and says nothing of those still running: they are proved by a later look, of this job, another
+  /// or none (every call on such a device, counters(), flush()), even after the job's end. The
+  /// first failure of a run of this job that run() could not report, because it happened later on
+  /// the device; reported once.
   FOVEA_API Status flush();
 
  private:
@@ -69,9 +73,15 @@ class Job {
   std::shared_ptr<detail::JobState> state_;
 };
 
+/// Job::flush() of the process's job, to which calls without a job belong.
+FOVEA_API Status flush();
+
 struct KernelCount {
   std::string kernel;
-  std::uint64_t launched = 0, captured = 0, completed = 0, failed = 0;
+  std::uint64_t launched = 0;   ///< started or queued
+  std::uint64_t captured = 0;   ///< recorded in a graph instead; its replays are not counted
+  std::uint64_t completed = 0;  ///< seen to have finished, however long after the launch
+  std::uint64_t failed = 0;
 };
 
 struct RefusalCount {

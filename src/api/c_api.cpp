@@ -201,6 +201,13 @@ void fovea_plan_destroy(fovea_plan* plan) { delete plan; }
 fovea_status fovea_merge_partials(const fovea_tensor* outs, const fovea_tensor* lses, size_t count,
                                   const fovea_tensor* sinks, const fovea_tensor* out,
                                   const fovea_tensor* lse) {
+  return fovea_merge_partials_on_stream(outs, lses, count, sinks, out, lse, nullptr);
+}
+
+fovea_status fovea_merge_partials_on_stream(const fovea_tensor* outs, const fovea_tensor* lses,
+                                            size_t count, const fovea_tensor* sinks,
+                                            const fovea_tensor* out, const fovea_tensor* lse,
+                                            void* stream) {
   return code_of([&]() -> Status {
     if (out == nullptr) return {StatusCode::invalid, "[merge] out is missing"};
     if (count > 0 && (outs == nullptr || lses == nullptr))
@@ -208,9 +215,9 @@ fovea_status fovea_merge_partials(const fovea_tensor* outs, const fovea_tensor* 
     std::vector<PartialResult> parts(count);
     for (std::size_t n = 0; n < count; ++n)
       parts[n] = {c_api::tensor_of(outs[n]), c_api::tensor_of(lses[n])};
-    return merge_partials(parts, sinks == nullptr ? TensorView() : c_api::tensor_of(*sinks),
-                          c_api::tensor_of(*out),
-                          lse == nullptr ? MutableTensorView() : c_api::tensor_of(*lse));
+    return merge_partials(
+        parts, sinks == nullptr ? TensorView() : c_api::tensor_of(*sinks), c_api::tensor_of(*out),
+        lse == nullptr ? MutableTensorView() : c_api::tensor_of(*lse), MergeOptions{stream});
   });
 }
 
@@ -222,10 +229,7 @@ fovea_status fovea_job_create(const char* name, fovea_job** job) {
   });
 }
 fovea_status fovea_job_flush(fovea_job* job) {
-  return code_of([&]() -> Status {
-    if (job == nullptr) return {StatusCode::invalid, "[c] job is null"};
-    return job->job.flush();
-  });
+  return code_of([&]() -> Status { return job == nullptr ? flush() : job->job.flush(); });
 }
 void fovea_job_destroy(fovea_job* job) { delete job; }
 

@@ -28,7 +28,9 @@ const char* text_of(SelfCheck state) {
 
 template <class Args>
 Result<std::vector<PassedOver>> reasons(const Args& args, const PlanOptions& options) {
-  Result<Problem> problem = validate(*CompleteArgs<Args>(args), options.deterministic);
+  const CompleteArgs<Args> complete(args);
+  FOVEA_RETURN_IF_ERROR(complete.status());
+  Result<Problem> problem = validate(*complete, options.deterministic);
   if (!problem.ok()) return problem.status();
   const EffectiveChoice choice = effective_choice(options.choice);
   std::vector<PassedOver> list;
@@ -75,6 +77,7 @@ std::vector<KernelInfo> kernels() {
     info.id = kernel.id;
     info.backend = kernel.backend;
     info.family = kernel.family;
+    info.device = kernel.device;
     info.direction = name_of(kernel.direction);
     info.priority = static_cast<int>(10 * (table.size() - n));
     info.explicit_only = kernel.explicit_only;
@@ -94,6 +97,9 @@ std::vector<AbsentBackend> absent_backends() {
   std::vector<AbsentBackend> list;
   for (const build::Absent& absent : absent_backend_table())
     list.push_back({absent.backend, absent.reason});
+  for (const Backend* backend : backend_table())
+    if (backend->unavailable != nullptr && backend->devices().empty())
+      list.push_back({name_of(backend->device), backend->unavailable()});
   return list;
 }
 
@@ -124,10 +130,11 @@ Status run_self_checks() {
 std::string info_json() {
   std::string device_list, kernel_list, absent_list;
   for (const DeviceInfo& d : devices())
-    device_list +=
-        fmt::format("{}{{\"type\":{},\"index\":{},\"name\":{},\"capabilities\":{},\"threads\":{}}}",
-                    device_list.empty() ? "" : ",", json_quoted(name_of(d.device.type)),
-                    d.device.index, json_quoted(d.name), json_quoted(d.capabilities), d.threads);
+    device_list += fmt::format(
+        "{}{{\"type\":{},\"index\":{},\"name\":{},\"capabilities\":{},\"threads\":{},"
+        "\"emulated\":{}}}",
+        device_list.empty() ? "" : ",", json_quoted(name_of(d.device.type)), d.device.index,
+        json_quoted(d.name), json_quoted(d.capabilities), d.threads, d.emulated);
   for (const KernelInfo& k : kernels())
     kernel_list += fmt::format(
         "{}{{\"id\":{},\"backend\":{},\"family\":{},\"direction\":{},\"priority\":{},"

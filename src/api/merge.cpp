@@ -1,6 +1,7 @@
 #include <fovea/plan.h>
 
 #include "api/guarded.h"
+#include "core/devices.h"
 #include "core/kernel_table.h"
 #include "core/status_macros.h"
 #include "core/validate_merge.h"
@@ -8,15 +9,13 @@
 namespace fovea {
 
 Status merge_partials(std::span<const PartialResult> parts, const TensorView& sinks,
-                      const MutableTensorView& out, const MutableTensorView& lse) {
+                      const MutableTensorView& out, const MutableTensorView& lse,
+                      const MergeOptions& options) {
   return guarded([&]() -> Status {
-    const MergeProblem problem{parts, sinks, out, lse};
+    const MergeProblem problem{parts, sinks, out, lse, options.stream};
     FOVEA_RETURN_IF_ERROR(validate_merge(problem));
-    const Backend* backend = find_backend(out.device.type);
-    if (backend == nullptr)
-      return {StatusCode::unsupported,
-              std::string("[merge] no backend for ") + name_of(out.device.type)};
-    return backend->merge(problem);
+    FOVEA_RETURN_IF_ERROR(check_device("merge", out.device));
+    return find_backend(out.device.type)->merge(problem);
   });
 }
 

@@ -6,6 +6,7 @@
 #include "api/plan_cache.h"
 #include "core/plan_state.h"
 #include "core/status_macros.h"
+#include "core/stream_workspace.h"
 #include "core/workspace_pool.h"
 
 namespace fovea {
@@ -15,7 +16,8 @@ template <class Args>
 Status call(const Args& args, const CallOptions& options, Report* report) {
   return guarded([&]() -> Status {
     const CompleteArgs<Args> complete(args);
-    auto plan = cached_plan(*complete, options.plan);
+    FOVEA_RETURN_IF_ERROR(complete.status());
+    auto plan = cached_plan(*complete, options);
     if (!plan.ok()) return plan.status();
     FOVEA_RETURN_IF_ERROR(run_plan(**plan, *complete, options.run));
     if (report != nullptr) *report = (*plan)->report;
@@ -45,7 +47,9 @@ Result<Plan> Plan::make(const ForwardArgs& args, const PlanOptions& options) {
 
 Result<Plan> Plan::make(const BackwardArgs& args, const PlanOptions& options) {
   return guarded([&]() -> Result<Plan> {
-    auto plan = make_plan(*CompleteArgs<BackwardArgs>(args), options);
+    const CompleteArgs<BackwardArgs> complete(args);
+    FOVEA_RETURN_IF_ERROR(complete.status());
+    auto plan = make_plan(*complete, options);
     if (!plan.ok()) return plan.status();
     return Plan(std::make_shared<const State>(State{*plan}));
   });
@@ -56,8 +60,11 @@ Status Plan::run(const ForwardArgs& args, const RunOptions& options) const {
 }
 
 Status Plan::run(const BackwardArgs& args, const RunOptions& options) const {
-  return guarded(
-      [&] { return checked_run(*state_->plan, *CompleteArgs<BackwardArgs>(args), options); });
+  return guarded([&]() -> Status {
+    const CompleteArgs<BackwardArgs> complete(args);
+    FOVEA_RETURN_IF_ERROR(complete.status());
+    return checked_run(*state_->plan, *complete, options);
+  });
 }
 
 std::size_t Plan::workspace_bytes() const { return state_->plan->workspace_bytes; }
@@ -74,6 +81,7 @@ Status backward(const BackwardArgs& args, const CallOptions& options, Report* re
 void release_cached_memory() {
   clear_plan_cache();
   free_idle_workspaces();
+  free_stream_workspaces();
 }
 
 }  // namespace fovea

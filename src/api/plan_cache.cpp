@@ -3,7 +3,9 @@
 #include <list>
 #include <mutex>
 
+#include "core/devices.h"
 #include "core/select.h"
+#include "core/status_macros.h"
 #include "core/validate.h"
 
 namespace fovea {
@@ -52,9 +54,9 @@ Cache& cache() {
 }
 
 template <class Args>
-Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const PlanOptions& options) {
+Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const CallOptions& options) {
   const std::uint64_t hash = structure_hash(args);
-  const OptionsKey key(options);
+  const OptionsKey key(options.plan);
   Cache& c = cache();
   {
     const std::lock_guard lock(c.mutex);
@@ -65,7 +67,10 @@ Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const PlanOpti
       return entry->plan;
     }
   }
-  auto plan = make_plan(args, options);
+  FOVEA_RETURN_IF_ERROR(check_may_plan(std::is_same_v<Args, ForwardArgs> ? "forward" : "backward",
+                                       args.params.q.segments[0].tensor.device,
+                                       options.run.stream));
+  auto plan = make_plan(args, options.plan);
   if (!plan.ok()) return plan;
   const std::lock_guard lock(c.mutex);
   c.entries.push_front({hash, key, *plan});
@@ -76,11 +81,11 @@ Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const PlanOpti
 }  // namespace
 
 Result<std::shared_ptr<const PlanState>> cached_plan(const ForwardArgs& args,
-                                                     const PlanOptions& options) {
+                                                     const CallOptions& options) {
   return lookup(args, options);
 }
 Result<std::shared_ptr<const PlanState>> cached_plan(const BackwardArgs& args,
-                                                     const PlanOptions& options) {
+                                                     const CallOptions& options) {
   return lookup(args, options);
 }
 

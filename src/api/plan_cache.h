@@ -7,11 +7,12 @@
 
 namespace fovea {
 
-/// The plan for these arguments and options, made now unless it was made before.
+/// The plan for these arguments and options, made now unless it was made before, for a run on the
+/// options' stream.
 Result<std::shared_ptr<const PlanState>> cached_plan(const ForwardArgs& args,
-                                                     const PlanOptions& options);
+                                                     const CallOptions& options);
 Result<std::shared_ptr<const PlanState>> cached_plan(const BackwardArgs& args,
-                                                     const PlanOptions& options);
+                                                     const CallOptions& options);
 
 void clear_plan_cache();
 

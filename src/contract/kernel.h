@@ -12,10 +12,10 @@
 
 namespace fovea {
 
-/// What a kernel may use while it runs. The workspace is 64-byte aligned, not initialised, and at
-/// least as large as the kernel asked for; nothing else may be allocated.
+/// What a kernel may use while it runs. The workspace is in the device's memory, 64-byte aligned,
+/// not initialised, and at least as large as the kernel asked for; nothing else may be allocated.
 struct Launch {
-  void* stream = nullptr;
+  void* stream = nullptr;  ///< devices with streams: where the work is queued
   std::byte* workspace = nullptr;
   const ThreadPool* pool = nullptr;  ///< CPU kernels: never null; pool->threads as planned
 };
@@ -34,9 +34,11 @@ struct Kernel {
   Refusal (*available)(const Device& device);
   /// Whether it serves the problem, stated exactly; called only where available.
   Refusal (*supports)(const Problem& problem);
-  /// Scratch bytes for `threads` workers; must not depend on tensor contents.
+  /// Scratch bytes for `threads` workers (devices with streams: 1); must not depend on tensor
+  /// contents.
   std::size_t (*workspace_bytes)(const Problem& problem, int threads);
-  /// Runs it. Enqueues on CUDA; returns after completion on the CPU.
+  /// Runs it: queues all its work on the stream, without waiting, or, on the CPU, returns after
+  /// completion.
   Status (*run)(const Problem& problem, const Launch& launch);
 
   /// Serves only a class of the calls that the kernel behind it serves, faster: one dtype, few

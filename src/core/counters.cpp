@@ -7,6 +7,7 @@
 #include <fmt/format.h>
 
 #include "core/json_text.h"
+#include "core/outstanding.h"
 
 namespace fovea {
 namespace counting {
@@ -40,6 +41,7 @@ Counter& refusals_of(const std::string& kind) {
 }  // namespace counting
 
 Counters counters() {
+  settle_finished_runs();
   const counting::Totals& t = counting::totals();
   Counters c;
   c.forward_calls = t.forward_calls;
@@ -81,7 +83,9 @@ std::string counters_json() {
 }
 
 void reset_counters() {
+  settle_finished_runs();
   counting::Totals& t = counting::totals();
+  ++t.epoch;
   for (auto* counter : {&t.forward_calls, &t.backward_calls, &t.fallbacks, &t.masks_skipped,
                         &t.fused_prologues, &t.quantized, &t.staged_copies})
     *counter = 0;

@@ -1,35 +1,19 @@
 #include "core/plan_state.h"
 
+#include <optional>
+
 #include <fmt/format.h>
 
+#include "core/devices.h"
+#include "core/outstanding.h"
 #include "core/select.h"
 #include "core/status_macros.h"
+#include "core/stream_workspace.h"
 #include "core/validate.h"
 #include "core/workspace_pool.h"
 
 namespace fovea {
 namespace {
-
-std::string device_name(const Device& device) {
-  if (const Backend* backend = find_backend(device.type))
-    for (const DeviceInfo& info : backend->devices())
-      if (info.device == device) return info.name;
-  return name_of(device.type);
-}
-
-Status check_device(const Problem& problem) {
-  const Backend* backend = find_backend(problem.device.type);
-  if (backend != nullptr)
-    for (const DeviceInfo& info : backend->devices())
-      if (info.device == problem.device) return {};
-  std::string reason = backend == nullptr ? "no such backend in this build" : "no such device";
-  if (backend == nullptr)
-    for (const build::Absent& absent : absent_backend_table())
-      if (std::string_view(absent.backend) == name_of(problem.device.type)) reason = absent.reason;
-  return {StatusCode::unsupported,
-          fmt::format("[{}] device {}:{} cannot be used: {}", name_of(problem.direction),
-                      name_of(problem.device.type), problem.device.index, reason)};
-}
 
 Status choose_pool(PlanState& plan, const PlanOptions& options) {
   const Backend* backend = find_backend(plan.problem.device.type);
@@ -85,7 +69,8 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
   if (!problem.ok()) return problem.status();
   plan->problem = *problem;
   plan->structure = structure_of(args);
-  FOVEA_RETURN_IF_ERROR(check_device(plan->problem));
+  FOVEA_RETURN_IF_ERROR(check_device(name_of(plan->problem.direction), plan->problem.device));
+  plan->queue = queue_of(plan->problem.device);
   FOVEA_RETURN_IF_ERROR(choose_pool(*plan, options));
   Result<Selection> selection =
       select(plan->problem, effective_choice(options.choice), options.self_check);
@@ -96,19 +81,41 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
   return std::shared_ptr<const PlanState>(std::move(plan));
 }
 
-/// The caller's workspace, or one of the library's on the CPU.
-Status give_workspace(const PlanState& plan, const RunOptions& options,
-                      const BorrowedWorkspace& borrowed, Launch& launch) {
-  if (plan.workspace_bytes == 0) return {};
+/// A buffer of the library's, held for one run.
+struct OwnWorkspace {
+  std::optional<BorrowedWorkspace> host;
+  StreamWorkspace device;
+};
+
+Status take_workspace(const PlanState& plan, void* stream, bool captured, OwnWorkspace& own,
+                      Launch& launch) {
   const char* where = name_of(plan.problem.direction);
-  if (options.workspace == nullptr) {
-    launch.workspace = borrowed.data();
-    if (launch.workspace == nullptr)
-      return {StatusCode::out_of_memory,
-              fmt::format("[{}] could not allocate {} bytes of workspace for {}", where,
-                          plan.workspace_bytes, plan.kernel->id)};
+  if (plan.queue != nullptr) {
+    if (captured)
+      return {StatusCode::invalid,
+              fmt::format("[{}] a run that a graph records needs the caller's workspace of {} "
+                          "bytes: the library's may be another when the graph is replayed",
+                          where, plan.workspace_bytes)};
+    FOVEA_RETURN_IF_ERROR(
+        own.device.take(*plan.queue, plan.problem.device.index, stream, plan.workspace_bytes));
+    launch.workspace = own.device.data();
     return {};
   }
+  own.host.emplace(plan.workspace_bytes);
+  launch.workspace = own.host->data();
+  if (launch.workspace != nullptr) return {};
+  return {StatusCode::out_of_memory,
+          fmt::format("[{}] could not allocate {} bytes of workspace for {}", where,
+                      plan.workspace_bytes, plan.kernel->id)};
+}
+
+/// The caller's workspace, or one of the library's.
+Status give_workspace(const PlanState& plan, const RunOptions& options, bool captured,
+                      OwnWorkspace& own, Launch& launch) {
+  if (plan.workspace_bytes == 0) return {};
+  const char* where = name_of(plan.problem.direction);
+  if (options.workspace == nullptr)
+    return take_workspace(plan, options.stream, captured, own, launch);
   if (options.workspace_bytes < plan.workspace_bytes)
     return {StatusCode::out_of_memory,
             fmt::format("[{}] workspace must have at least {} bytes; got {}", where,
@@ -139,6 +146,11 @@ Status check_fit_of(const PlanState& plan, const Args& args) {
   return check_structure(plan.structure, args);
 }
 
+/// Says, when the choice was a fallback, that the preferred kernel did not serve.
+void note_preferred(const PlanState& plan, detail::JobState& job, const char* served_by) {
+  if (plan.has_preferred) proof::not_used(job, plan.preferred, plan.preferred_reason, served_by);
+}
+
 template <class Args>
 Status run_any(const PlanState& plan, const Args& args, const RunOptions& options) {
   Problem problem = plan.problem;
@@ -147,26 +159,32 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
   Launch launch;
   launch.stream = options.stream;
   launch.pool = &plan.pool;
-  const BorrowedWorkspace borrowed(
-      options.workspace == nullptr && plan.pool.run != nullptr ? plan.workspace_bytes : 0);
-  FOVEA_RETURN_IF_ERROR(give_workspace(plan, options, borrowed, launch));
+  bool captured = false;
+  if (plan.queue != nullptr) {
+    settle_finished_runs();
+    const Result<bool> capturing = plan.queue->capturing(plan.problem.device.index, options.stream);
+    if (!capturing.ok()) return capturing.status();
+    captured = *capturing;
+  }
+  OwnWorkspace own;
+  FOVEA_RETURN_IF_ERROR(give_workspace(plan, options, captured, own, launch));
 
   count_call(plan);
   auto& count = counting::totals().kernels[plan.subject.row];
-  ++count.launched;
+  const std::uint64_t epoch = counting::totals().epoch;
+  ++(captured ? count.captured : count.launched);
+  const std::shared_ptr<detail::JobState>& job = detail::JobState::of(options.job);
   Status status = plan.kernel->run(problem, launch);
-  detail::JobState& job = detail::JobState::of(options.job);
-  if (plan.has_preferred)
-    proof::not_used(job, plan.preferred, plan.preferred_reason,
-                    status.ok() ? plan.kernel->id : nullptr);
-  if (!status.ok()) {
-    ++count.failed;
-    proof::not_used(job, plan.subject, status.message(), nullptr);
-    return status;
+  if (status.ok() && captured) {
+    note_preferred(plan, *job, plan.kernel->id);
+    return {};
   }
-  ++count.completed;
-  proof::completed(job, plan.subject);
-  return {};
+  if (status.ok() && plan.queue != nullptr) {
+    status = follow({plan.shared_from_this(), job, epoch}, options.stream);
+    if (status.ok()) return {};
+  }
+  settle(plan, *job, epoch, status);
+  return status;
 }
 
 }  // namespace
@@ -192,6 +210,19 @@ Status run_plan(const PlanState& plan, const ForwardArgs& args, const RunOptions
 }
 Status run_plan(const PlanState& plan, const BackwardArgs& args, const RunOptions& options) {
   return run_any(plan, args, options);
+}
+
+void settle(const PlanState& plan, detail::JobState& job, std::uint64_t epoch,
+            const Status& status) {
+  counting::Totals& totals = counting::totals();
+  auto& count = totals.kernels[plan.subject.row];
+  // What was launched before a reset of the counters is not theirs any more.
+  if (epoch == totals.epoch) ++(status.ok() ? count.completed : count.failed);
+  note_preferred(plan, job, status.ok() ? plan.kernel->id : nullptr);
+  if (status.ok())
+    proof::completed(job, plan.subject);
+  else
+    proof::not_used(job, plan.subject, status.message(), nullptr);
 }
 
 }  // namespace fovea

@@ -1,11 +1,13 @@
 // PlanState: a validated call, its kernel and all that running it needs, made once.
 #pragma once
 
+#include <memory>
 #include <string>
 #include <vector>
 
 #include <fovea/plan.h>
 
+#include "contract/backend.h"
 #include "contract/kernel.h"
 #include "core/counters.h"
 #include "core/proof.h"
@@ -14,10 +16,11 @@
 namespace fovea {
 
 /// Immutable once made, so that runs may be concurrent.
-struct PlanState {
+struct PlanState : std::enable_shared_from_this<PlanState> {
   Structure structure;  ///< as planned; runs are compared with it
   Problem problem;
   const Kernel* kernel = nullptr;
+  const DeviceQueue* queue = nullptr;  ///< of the device, if it works through streams
   std::size_t workspace_bytes = 0;
   ThreadPool pool;  ///< CPU: a copy of the caller's, or the library's
   Report report;
@@ -39,8 +42,13 @@ Result<std::shared_ptr<const PlanState>> make_plan(const BackwardArgs& args,
 Status check_fit(const PlanState& plan, const ForwardArgs& args);
 Status check_fit(const PlanState& plan, const BackwardArgs& args);
 
-/// Runs the plan's kernel on arguments that fit it, counts and proves.
+/// Runs the plan's kernel on arguments that fit it, counts and proves; on a device with streams,
+/// completion is counted and proved when it is seen (see outstanding.h).
 Status run_plan(const PlanState& plan, const ForwardArgs& args, const RunOptions& options);
 Status run_plan(const PlanState& plan, const BackwardArgs& args, const RunOptions& options);
+
+/// Counts and proves what became of a run. `epoch`: of the counters when it was launched.
+void settle(const PlanState& plan, detail::JobState& job, std::uint64_t epoch,
+            const Status& status);
 
 }  // namespace fovea

@@ -2,10 +2,13 @@
 
 #include <cstdio>
 #include <cstdlib>
+#include <utility>
 
 #include <fmt/format.h>
 
 #include <fovea/introspect.h>
+
+#include "core/outstanding.h"
 
 namespace fovea {
 namespace {
@@ -42,6 +45,13 @@ void emit(const std::string& line) {
     std::fprintf(stderr, "%s\n", line.c_str());
 }
 
+/// Settles what has finished and hands out the job's failure, once.
+Status flush_of(detail::JobState& job) {
+  settle_finished_runs();
+  const std::lock_guard lock(job.mutex);
+  return std::exchange(job.failure, Status());
+}
+
 }  // namespace
 
 void set_proof_level(ProofLevel value) { level() = value; }
@@ -55,9 +65,9 @@ void set_proof_sink(std::function<void(std::string_view line)> function) {
 
 namespace detail {
 
-JobState& JobState::of(const Job* job) {
-  static auto* process = new JobState("process");
-  return job == nullptr ? *process : *job->state_;
+const std::shared_ptr<JobState>& JobState::of(const Job* job) {
+  static auto* process = new auto(std::make_shared<JobState>("process"));
+  return job == nullptr ? *process : job->state_;
 }
 
 }  // namespace detail
@@ -67,12 +77,14 @@ Job::~Job() { static_cast<void>(flush()); }
 const std::string& Job::name() const { return state_->name; }
 
 std::vector<std::string> Job::kernels_ran() const {
+  settle_finished_runs();
   const std::lock_guard lock(state_->mutex);
   return state_->order;
 }
 
-// CPU kernels complete before run() returns: nothing is ever outstanding.
-Status Job::flush() { return {}; }
+Status Job::flush() { return flush_of(*state_); }
+
+Status flush() { return flush_of(*detail::JobState::of(nullptr)); }
 
 namespace proof {
 

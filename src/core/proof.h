@@ -17,18 +17,19 @@
 namespace fovea {
 namespace detail {
 
-/// A job's memory. Rows are those of the kernel table.
+/// A job's memory, shared with its runs that are outstanding. Rows are those of the kernel table.
 struct JobState {
   explicit JobState(std::string job_name) : name(std::move(job_name)) {}
 
   /// The state behind a job, or of the process's job.
-  static JobState& of(const Job* job);
+  static const std::shared_ptr<JobState>& of(const Job* job);
 
   const std::string name;
   std::array<std::atomic<bool>, kMaxKernels> ran{};      ///< a "ran" line is due only once
   std::array<std::atomic<bool>, kMaxKernels> refused{};  ///< likewise a "NOT used" line
   std::mutex mutex;
   std::vector<std::string> order;  ///< ids in order of first completion
+  Status failure;                  ///< the first of a run that failed on its device, unreported
 };
 
 }  // namespace detail

@@ -6,9 +6,11 @@
 #include <limits>
 
 #include "contract/elements.h"
+#include "core/devices.h"
 #include "core/kernel_table.h"
 #include "core/status_macros.h"
 #include "core/validate.h"
+#include "core/views.h"
 
 namespace fovea {
 namespace {
@@ -34,6 +36,51 @@ double distance(const TensorView& got, const TensorView& want, bool relative) {
   return std::isnan(error) ? std::numeric_limits<double>::infinity() : error;
 }
 
+/// Where the kernel runs: on the device of the call that it is checked for. The oracle is the
+/// CPU's.
+Device device_for(const Kernel& kernel, const Problem& like) {
+  return kernel.device == like.device.type ? like.device : Device{kernel.device, 0};
+}
+
+/// f(pointer) for the data of every view of the problem.
+template <class F>
+void for_each_pointer(Problem& problem, F&& f) {
+  visit_problem(problem, [&](auto& view, const char*, Role) { f(view.data); });
+  for (MutableTensorView* view : {&problem.out, &problem.dmask4}) f(view->data);
+  for (TensorView* view : {&problem.saved_out, &problem.dout, &problem.mask4}) f(view->data);
+}
+
+/// The problem as if its tensors were on the device; their pointers are still the host's.
+Problem on_device(Problem problem, const Device& device) {
+  problem.device = device;
+  visit_problem(problem, [&](auto& view, const char*, Role) { view.device = device; });
+  for (MutableTensorView* view : {&problem.out, &problem.dmask4}) view->device = device;
+  for (TensorView* view : {&problem.saved_out, &problem.dout, &problem.mask4})
+    view->device = device;
+  return problem;
+}
+
+std::size_t aligned(std::size_t bytes) { return (bytes + 255) / 256 * 256; }
+
+class DeviceMemory {
+ public:
+  DeviceMemory(const DeviceQueue& queue, int device, std::size_t bytes)
+      : queue_(queue), device_(device), memory_(queue.allocate(device, bytes)) {}
+  ~DeviceMemory() {
+    if (memory_.ok()) queue_.free(device_, *memory_);
+  }
+  DeviceMemory(const DeviceMemory&) = delete;
+  DeviceMemory& operator=(const DeviceMemory&) = delete;
+
+  [[nodiscard]] Status status() const { return memory_.status(); }
+  [[nodiscard]] std::byte* data() const { return static_cast<std::byte*>(*memory_); }
+
+ private:
+  const DeviceQueue& queue_;
+  int device_;
+  Result<void*> memory_;
+};
+
 /// The band's shape, brought to the size of the small case.
 Band shrink(const Band& band) {
   const auto side = [](std::int64_t value, std::int64_t small) {
@@ -46,11 +93,11 @@ Band shrink(const Band& band) {
 
 template <class View>
 View SmallCase::tensor(DType dtype, std::initializer_list<std::int64_t> shape) {
-  View view(nullptr, dtype, shape, like_.device);
+  View view(nullptr, dtype, shape);
   const auto bytes = static_cast<std::size_t>(view.elements() * size_of(dtype));
-  storage_.push_back(std::make_unique<std::byte[]>(std::max<std::size_t>(bytes, 1)));
-  view.data = storage_.back().get();
-  std::memset(storage_.back().get(), 0xFF, bytes);  // NaN in every float type
+  storage_.push_back({std::make_unique<std::byte[]>(std::max<std::size_t>(bytes, 1)), bytes});
+  view.data = storage_.back().data.get();
+  std::memset(storage_.back().data.get(), 0xFF, bytes);  // NaN in every float type
   return view;
 }
 
@@ -129,8 +176,11 @@ SmallCase::Results SmallCase::make_results() {
 }
 
 Status SmallCase::execute(const Kernel& kernel, const Problem& problem) {
-  if (Refusal refusal = kernel.supports(problem); !refusal.serves())
+  if (const Refusal refusal = kernel.supports(on_device(problem, device_for(kernel, like_)));
+      !refusal.serves())
     return {StatusCode::internal, std::string(kernel.id) + ": " + render(refusal)};
+  if (const DeviceQueue* queue = queue_of(device_for(kernel, like_)))
+    return execute_on(*queue, kernel, problem);
   // Two workers, so that the division of work is part of what is checked.
   constexpr int kWorkers = 2;
   ThreadPool pool;
@@ -151,6 +201,46 @@ Status SmallCase::execute(const Kernel& kernel, const Problem& problem) {
   return kernel.run(problem, launch);
 }
 
+Status SmallCase::execute_on(const DeviceQueue& queue, const Kernel& kernel,
+                             const Problem& problem) {
+  const Device device = device_for(kernel, like_);
+  Problem moved = on_device(problem, device);
+  // One allocation for all tensors and the workspace, one copy in each direction.
+  std::vector<std::size_t> offsets;
+  std::size_t bytes = 0;
+  for (const Block& block : storage_) {
+    offsets.push_back(bytes);
+    bytes += aligned(block.bytes);
+  }
+  const std::size_t workspace_offset = bytes;
+  bytes += aligned(kernel.workspace_bytes(moved, 1));
+  std::vector<std::byte> image(bytes, std::byte{0xFF});
+  for (std::size_t n = 0; n < storage_.size(); ++n)
+    std::memcpy(image.data() + offsets[n], storage_[n].data.get(), storage_[n].bytes);
+
+  const Result<void*> stream = queue.own_stream(device.index);
+  if (!stream.ok()) return stream.status();
+  const DeviceMemory memory(queue, device.index, bytes);
+  FOVEA_RETURN_IF_ERROR(memory.status());
+  for_each_pointer(moved, [&](auto& data) {
+    for (std::size_t n = 0; n < storage_.size(); ++n)
+      if (data == storage_[n].data.get()) {
+        data = memory.data() + offsets[n];
+        return;
+      }
+  });
+  Launch launch;
+  launch.stream = *stream;
+  launch.workspace = memory.data() + workspace_offset;
+  FOVEA_RETURN_IF_ERROR(queue.upload(device.index, memory.data(), image.data(), bytes));
+  FOVEA_RETURN_IF_ERROR(kernel.run(moved, launch));
+  FOVEA_RETURN_IF_ERROR(queue.synchronize(device.index, *stream));
+  FOVEA_RETURN_IF_ERROR(queue.download(device.index, image.data(), memory.data(), bytes));
+  for (std::size_t n = 0; n < storage_.size(); ++n)
+    std::memcpy(storage_[n].data.get(), image.data() + offsets[n], storage_[n].bytes);
+  return {};
+}
+
 Result<Problem> SmallCase::forward_problem(const Results& results) const {
   return validate(ForwardArgs{params_, results.out, results.lse});
 }
@@ -158,7 +248,7 @@ Result<Problem> SmallCase::forward_problem(const Results& results) const {
 bool SmallCase::served_by(const Kernel& kernel) {
   if (kernel.direction != Direction::forward) return true;
   const Result<Problem> problem = forward_problem(make_results());
-  return problem.ok() && kernel.supports(*problem).serves();
+  return problem.ok() && kernel.supports(on_device(*problem, device_for(kernel, like_))).serves();
 }
 
 Status SmallCase::run_forward(const Kernel& kernel, const Results& results) {

@@ -1,4 +1,5 @@
 // SmallCase: a tiny call of the same class as a given problem, to compare a kernel with the oracle.
+// The oracle is the CPU's: tensors lie in host memory, and a kernel of another device gets copies.
 #pragma once
 
 #include <cstddef>
@@ -7,6 +8,7 @@
 
 #include <fovea/status.h>
 
+#include "contract/backend.h"
 #include "contract/kernel.h"
 
 namespace fovea {
@@ -36,9 +38,15 @@ class SmallCase {
   Status run_forward(const Kernel& kernel, const Results& results);
   Status run_backward(const Kernel& kernel, const Results& saved, const Results& results);
   Status execute(const Kernel& kernel, const Problem& problem);
+  Status execute_on(const DeviceQueue& queue, const Kernel& kernel, const Problem& problem);
+
+  struct Block {
+    std::unique_ptr<std::byte[]> data;
+    std::size_t bytes;
+  };
 
   const Problem& like_;
-  std::vector<std::unique_ptr<std::byte[]>> storage_;
+  std::vector<Block> storage_;
   std::uint64_t random_state_ = 0x2545F4914F6CDD1Du;
   AttentionParams params_;
   TensorView dout_, dlse_;

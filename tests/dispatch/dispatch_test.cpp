@@ -161,7 +161,7 @@ TEST_F(Dispatch, UnknownNamesListTheKnown) {
   expect_error(run(choose("fake.bset.forward")), StatusCode::invalid,
                "[forward] unknown kernel \"fake.bset.forward\" from the call's choice; known: "
                "fake.best.forward, fake.wrong.forward, fake.plain.forward, cpu.reference.forward, "
-               "cpu.reference.backward");
+               "cpu.reference.backward, fake.queued.forward, fake.queued.backward");
   CallOptions options;
   options.plan.choice.backend = "flesh";
   const Status status = run(options);
@@ -291,10 +291,12 @@ TEST_F(Dispatch, WhyNotAnswersForEveryKernel) {
   behaviour().best_refuses = Refusal::because(RefusalCode::v_head_dim, 8, 4);
   auto reasons = why_not(call.forward_args());
   ASSERT_TRUE(reasons.ok());
-  ASSERT_EQ(reasons->size(), 4u);
+  ASSERT_EQ(reasons->size(), 5u);
   EXPECT_EQ((*reasons)[0].reason, "v_head_dim 8 > 4");
   EXPECT_EQ((*reasons)[2].reason, "");
   EXPECT_EQ((*reasons)[3].reason, "serves only when chosen by name");
+  EXPECT_EQ((*reasons)[4].kernel, "fake.queued.forward");
+  EXPECT_NE((*reasons)[4].reason, "");
 }
 
 TEST_F(Dispatch, WhateverIsThrownBecomesAStatus) {

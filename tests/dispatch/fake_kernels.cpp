@@ -1,9 +1,11 @@
 #include "fake_kernels.h"
 
 #include <array>
+#include <cstring>
 
 #include "core/kernel_table.h"
 #include "cpu/thread_pool.h"
+#include "fake_device.h"
 
 namespace fovea {
 
@@ -65,9 +67,62 @@ const Kernel fake_plain = {"fake.plain.forward", "fake",  "plain", Direction::fo
                            DeviceType::cpu,      false,   always,  serves,
                            best_workspace,       best_run};
 
-constexpr std::array kKernels = {&fake_best, &fake_wrong, &fake_plain, &cpu_reference_forward,
-                                 &cpu_reference_backward};
-constexpr std::array kBackends = {&cpu_backend};
+// The device's kernels queue the oracle's arithmetic, which finds its tensors in the fake memory.
+template <const Kernel& kOracle>
+Status queued_run(const Problem& problem, const Launch& launch) {
+  ++behaviour().runs;
+  behaviour().seen_workspace = launch.workspace;
+  if (behaviour().queued_fails) return {StatusCode::device, "[fake] the launch was refused"};
+  fake_device().queue(launch.stream, [problem, launch, now = behaviour()]() -> Status {
+    if (now.queued_fails_late) return {StatusCode::device, "[fake] an illegal address"};
+    if (now.workspace_bytes > 0) std::memset(launch.workspace, 0xFF, now.workspace_bytes);
+    if (now.queued_is_wrong && problem.direction == Direction::forward)
+      return wrong_run(problem, {});
+    const ThreadPool pool = ThreadPool::inline_calls();
+    std::vector<std::byte> scratch(kOracle.workspace_bytes(problem, 1) + 64);
+    Launch inner;
+    inner.pool = &pool;
+    inner.workspace = reinterpret_cast<std::byte*>(
+        (reinterpret_cast<std::uintptr_t>(scratch.data()) + 63) / 64 * 64);
+    return kOracle.run(problem, inner);
+  });
+  return {};
+}
+
+Refusal device_available(const Device& device) {
+  return device.index < fake_device().devices ? Refusal::accept()
+                                              : Refusal::because(RefusalCode::other, "no device");
+}
+
+const Kernel fake_queued_forward = {"fake.queued.forward",
+                                    "fake",
+                                    "queued",
+                                    Direction::forward,
+                                    DeviceType::cuda,
+                                    false,
+                                    device_available,
+                                    serves,
+                                    best_workspace,
+                                    queued_run<cpu_reference_forward>};
+const Kernel fake_queued_backward = {"fake.queued.backward",
+                                     "fake",
+                                     "queued",
+                                     Direction::backward,
+                                     DeviceType::cuda,
+                                     false,
+                                     device_available,
+                                     serves,
+                                     best_workspace,
+                                     queued_run<cpu_reference_backward>};
+
+constexpr std::array kKernels = {&fake_best,
+                                 &fake_wrong,
+                                 &fake_plain,
+                                 &cpu_reference_forward,
+                                 &cpu_reference_backward,
+                                 &fake_queued_forward,
+                                 &fake_queued_backward};
+constexpr std::array kBackends = {&cpu_backend, &fake_backend};
 
 }  // namespace
 }  // namespace test

@@ -12,6 +12,9 @@ struct Behaviour {
   bool best_is_unavailable = false;
   bool best_throws = false;  ///< supports() throws what is no std::exception
   std::size_t workspace_bytes = 0;
+  bool queued_fails = false;       ///< run() of the device's kernel
+  bool queued_fails_late = false;  ///< its work, when it happens
+  bool queued_is_wrong = false;
   const void* seen_workspace = nullptr;
   int runs = 0;
 };
