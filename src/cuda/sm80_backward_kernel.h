@@ -36,13 +36,16 @@
 
 namespace fovea::cuda::FOVEA_WORLD {
 
-/// kMasked: masks, softcap, ALiBi and dropout are compiled in. kForMask: dS is the mask's gradient.
-template <class Mode_, int kDepth_, int kKeys_, int kRows_, int kWarps_, bool kMasked_,
-          bool kForMask_ = false>
+/// kStages: tiles of queries in shared memory; with two, one is on its way while the other is in
+/// use. kMasked: masks, softcap, ALiBi and dropout are compiled in. kForMask: dS is the mask's
+/// gradient.
+template <class Mode_, int kDepth_, int kKeys_, int kRows_, int kWarps_, int kStages_,
+          bool kMasked_, bool kForMask_ = false>
 struct BackwardShape {
   using Mode = Mode_;
   using Element = typename Mode::Element;
   static constexpr int kDepth = kDepth_, kKeys = kKeys_, kRows = kRows_, kWarps = kWarps_;
+  static constexpr int kStages = kStages_;
   static constexpr bool kMasked = kMasked_, kForMask = kForMask_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kColumns = kDepth < kMaxGradientColumns ? kDepth : kMaxGradientColumns;
@@ -56,9 +59,11 @@ struct BackwardShape {
   using Rows = Tile<Element, kRows, kDepth>;
   using Scores = Tile<Element, kKeys, kRows>;
   static constexpr int kValuesAt = Keys::kBytes, kQueriesAt = kValuesAt + Keys::kBytes;
-  static constexpr int kDoutsAt = kQueriesAt + Rows::kBytes, kScoresAt = kDoutsAt + Rows::kBytes;
-  static constexpr int kSavedAt = kScoresAt + Scores::kBytes;
-  static constexpr int kStateAt = kSavedAt + 2 * kRows * static_cast<int>(sizeof(float));
+  // A stage: Q, dO, lse, delta.
+  static constexpr int kDoutsAt = Rows::kBytes, kSavedAt = 2 * Rows::kBytes;
+  static constexpr int kStageBytes = kSavedAt + 2 * kRows * static_cast<int>(sizeof(float));
+  static constexpr int kScoresAt = kQueriesAt + kStages * kStageBytes;
+  static constexpr int kStateAt = kScoresAt + Scores::kBytes;
 };
 
 /// Which tile of keys, of which head: the same for all threads; in shared memory, since registers
@@ -88,13 +93,19 @@ class BackwardTiles {
       : args_(args),
         keys_(0),
         values_(S::kValuesAt),
-        queries_(S::kQueriesAt),
-        douts_(S::kDoutsAt),
         gradients_(S::kScoresAt),
-        saved_(shared_array<float>(S::kSavedAt, 2 * S::kRows)),
         state_(shared_array<BackwardState>(S::kStateAt, 1)) {}
 
   FOVEA_DEVICE const BackwardState& t() const { return state_[0]; }
+  FOVEA_DEVICE static int stage_at(int stage) { return S::kQueriesAt + stage * S::kStageBytes; }
+  FOVEA_DEVICE typename S::Rows queries() const { return typename S::Rows(stage_at(stage_)); }
+  FOVEA_DEVICE typename S::Rows douts() const {
+    return typename S::Rows(stage_at(stage_) + S::kDoutsAt);
+  }
+  /// lse, then delta
+  FOVEA_DEVICE static Shared<float> saved(int stage) {
+    return shared_array<float>(stage_at(stage) + S::kSavedAt, 2 * S::kRows);
+  }
 
   // What one thread finds out for all.
   FOVEA_DEVICE void enter_keys(std::int64_t batch, std::int64_t kv_head, std::int64_t key) const {
@@ -169,39 +180,60 @@ class BackwardTiles {
   /// P^T o drop and dS^T, of Q and dO as loaded. hidden: by key, a bit a lane's query.
   FOVEA_DEVICE void compute(float (&p)[1][S::kN][4], float (&ds)[1][S::kN][4], std::int64_t i,
                             bool partial, std::uint32_t (&hidden)[2]) {
-    rows_by_rows<Mode, S::kDepth>(p, keys_, warp() * 16, queries_,
+    rows_by_rows<Mode, S::kDepth>(p, keys_, warp() * 16, queries(),
                                   depth_of<Mode>(args_.shape.head_dim));
-    rows_by_rows<Mode, S::kDepth>(ds, values_, warp() * 16, douts_,
+    rows_by_rows<Mode, S::kDepth>(ds, values_, warp() * 16, douts(),
                                   depth_of<Mode>(args_.shape.v_head_dim));
     weigh(p[0], ds[0], i, partial, hidden);
   }
 
   // Load Q, dO, lse, delta.
-  FOVEA_DEVICE void load_queries(std::int64_t i) {
-    barrier();  // the last tile's products are done
-    const auto row_of = [&](const HeadRows& rows, int r) {
-      return i + r < t().sequence.q_len ? rows.at(i + r) : nullptr;
-    };
+  FOVEA_DEVICE void load_queries(std::int64_t i, int stage) {
+    const HeadRows &q = t().q, &dout = t().dout;
+    const std::int64_t end = t().sequence.q_len;
     copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
-        queries_, args_.shape.head_dim, 0, t().q.aligned, [&](int r) { return row_of(t().q, r); });
-    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(douts_, args_.shape.v_head_dim, 0,
-                                                      t().dout.aligned,
-                                                      [&](int r) { return row_of(t().dout, r); });
+        typename S::Rows(stage_at(stage)), args_.shape.head_dim, 0, q.aligned,
+        [&](int r) { return i + r < end ? q.at(i + r) : nullptr; });
+    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
+        typename S::Rows(stage_at(stage) + S::kDoutsAt), args_.shape.v_head_dim, 0, dout.aligned,
+        [&](int r) { return i + r < end ? dout.at(i + r) : nullptr; });
     copy_commit();
+    const Shared<float> to = saved(stage);
     for (int r = thread_index(); r < S::kRows; r += S::kThreads) {
-      const bool there = i + r < t().sequence.q_len;
+      const bool there = i + r < end;
       const float lse = there ? t().lse[(i + r) * args_.lse.row] : 0;
-      saved_[r] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
-      saved_[S::kRows + r] = there ? t().delta[(i + r) * args_.delta.row] : 0;
+      to[r] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
+      to[S::kRows + r] = there ? t().delta[(i + r) * args_.delta.row] : 0;
+    }
+  }
+  /// Calls use(i) for tiles of queries in turn, loaded. next(i): the first of them from i on.
+  template <class Next, class Use>
+  FOVEA_DEVICE void for_tiles(std::int64_t begin, std::int64_t end, Next&& next, Use&& use) {
+    std::int64_t i = next(begin);
+    stage_ = 0;
+    if (S::kStages > 1 && i < end) load_queries(i, 0);
+    while (i < end) {
+      const std::int64_t then = next(i + S::kRows);
+      if constexpr (S::kStages == 1) {
+        barrier();  // the last tile's products are done
+        load_queries(i, 0);
+      }
+      copy_wait<0>();
+      barrier();  // the tile is there, and nobody reads the last one any more
+      if (S::kStages > 1 && then < end) load_queries(then, 1 - stage_);
+      use(i);
+      i = then;
+      if (S::kStages > 1) stage_ = 1 - stage_;
     }
     copy_wait<0>();
-    barrier();
   }
+
   // Products to P^T o drop and dS^T. Registers hold keys down, queries across.
   FOVEA_DEVICE void weigh(float (&p)[S::kN][4], float (&ds)[S::kN][4], std::int64_t i, bool partial,
                           std::uint32_t (&hidden)[2]) {
     const int column = lane() % 4 * 2;
     const bool bends = S::kMasked && args_.bent;
+    const Shared<float> from = saved(stage_);
     const float unit = bends ? 1.0f : args_.score_scale;
     const float keep_scale = args_.scores.dropout.keep_scale;
     std::uint32_t kept[2] = {};
@@ -222,7 +254,7 @@ class BackwardTiles {
         } else if (partial) {
           visible = sees(i + at, key);
         }
-        const float lse = saved_[at], delta = saved_[S::kRows + at];
+        const float lse = from[at], delta = from[S::kRows + at];
         float weight;
         if constexpr (kIsWide<Mode>)
           weight = exp2((s.value * unit - lse) * kLog2e);
@@ -269,19 +301,18 @@ class BackwardTiles {
 
   const BackwardArgs& args_;
   const typename S::Keys keys_, values_;
-  const typename S::Rows queries_, douts_;
   const typename S::Scores gradients_;
-  const Shared<float> saved_;  ///< lse, then delta
   const Shared<BackwardState> state_;
   bool keys_are_finite_ = true;
+  int stage_ = 0;  ///< in use
 };
 
 template <class S>
 class BackwardTask : BackwardTiles<S> {
   using Base = BackwardTiles<S>;
-  using Base::args_, Base::keys_, Base::queries_, Base::douts_, Base::gradients_;
+  using Base::args_, Base::keys_, Base::gradients_, Base::queries, Base::douts;
   using Base::state_, Base::keys_are_finite_;
-  using Base::t, Base::key_of, Base::load_queries, Base::mask_class, Base::has_non_finite;
+  using Base::t, Base::key_of, Base::mask_class, Base::has_non_finite;
   using typename Base::Element;
   using typename Base::Mode;
 
@@ -309,9 +340,9 @@ class BackwardTask : BackwardTiles<S> {
     for (std::int64_t h = 0; h < group; ++h) {
       if (thread_index() == 0) this->enter_head(t().kv_head * group + h);
       barrier();
-      for (std::int64_t i = next_tile(t().queries.begin / S::kRows * S::kRows); i < t().queries.end;
-           i = next_tile(i + S::kRows))
-        query_tile(i);
+      this->for_tiles(
+          t().queries.begin / S::kRows * S::kRows, t().queries.end,
+          [&](std::int64_t i) { return next_tile(i); }, [&](std::int64_t i) { query_tile(i); });
       barrier();  // the next head's state
     }
     finish();
@@ -340,21 +371,20 @@ class BackwardTask : BackwardTiles<S> {
   }
 
   FOVEA_DEVICE void query_tile(std::int64_t i) {
-    load_queries(i);
     const bool partial = this->is_partial(i);
     float p[1][S::kN][4] = {}, ds[1][S::kN][4] = {};
     std::uint32_t hidden[2] = {};
     this->compute(p, ds, i, partial, hidden);
     const bool careful =
         partial && (!keys_are_finite_ ||
-                    barrier_any(has_non_finite(queries_, S::kRows, args_.shape.head_dim) ||
-                                has_non_finite(douts_, S::kRows, args_.shape.v_head_dim)));
+                    barrier_any(has_non_finite(queries(), S::kRows, args_.shape.head_dim) ||
+                                has_non_finite(douts(), S::kRows, args_.shape.v_head_dim)));
     if (careful) {
       add_visible(p[0], ds[0], hidden, i);
       return;
     }
-    if (wants_dv()) registers_by_columns<Mode>(dv_, p, shifted(douts_), 0, value_columns_);
-    if (wants_dk()) registers_by_columns<Mode>(dk_, ds, shifted(queries_), 0, columns_);
+    if (wants_dv()) registers_by_columns<Mode>(dv_, p, shifted(douts()), 0, value_columns_);
+    if (wants_dk()) registers_by_columns<Mode>(dk_, ds, shifted(queries()), 0, columns_);
     if (args_.dq.data != nullptr) {
       store_gradients(ds[0]);
       barrier();
@@ -456,11 +486,11 @@ class BackwardTask : BackwardTiles<S> {
                                 const std::uint32_t (&hidden)[2], std::int64_t i) {
     store_marked(p, hidden);
     barrier();
-    if (wants_dv()) add_marked(dv_, douts_, value_columns_);
+    if (wants_dv()) add_marked(dv_, douts(), value_columns_);
     barrier();
     store_marked(ds, hidden);
     barrier();
-    if (wants_dk()) add_marked(dk_, queries_, columns_);
+    if (wants_dk()) add_marked(dk_, queries(), columns_);
     if (args_.dq.data == nullptr) return;
     float dq[S::kQ][4] = {};
     FOVEA_ROLL

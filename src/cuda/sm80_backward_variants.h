@@ -39,42 +39,42 @@ BackwardVariant first_that_fits(std::size_t shared_bytes) {
 template <class Mode, bool kMasked>
 BackwardVariant narrow_backward(std::int64_t head_dim, std::size_t shared_bytes) {
   if (head_dim <= 64)
-    return first_that_fits<BackwardShape<Mode, 64, 128, 64, 8, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 64, 128, 64, 8, 2, kMasked>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<BackwardShape<Mode, 128, 128, 64, 8, kMasked>,
-                           BackwardShape<Mode, 128, 64, 64, 4, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 128, 128, 64, 8, 2, kMasked>,
+                           BackwardShape<Mode, 128, 64, 64, 4, 1, kMasked>>(shared_bytes);
   if (head_dim <= 256)
-    return first_that_fits<BackwardShape<Mode, 256, 64, 64, 4, true>,
-                           BackwardShape<Mode, 256, 32, 32, 2, true>>(shared_bytes);
-  return first_that_fits<BackwardShape<Mode, 512, 32, 32, 2, true>,
-                         BackwardShape<Mode, 512, 16, 16, 1, true>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 256, 64, 64, 4, 1, true>,
+                           BackwardShape<Mode, 256, 32, 32, 2, 1, true>>(shared_bytes);
+  return first_that_fits<BackwardShape<Mode, 512, 32, 32, 2, 1, true>,
+                         BackwardShape<Mode, 512, 16, 16, 1, 1, true>>(shared_bytes);
 }
 
-/// f32 and tf32. The last needs 132 KB: a device with less has no variant.
+/// f32 and tf32. The last needs 133 KB: a device with less has no variant.
 template <class Mode, bool kMasked>
 BackwardVariant wide_backward(std::int64_t head_dim, std::size_t shared_bytes) {
   if (head_dim <= 64)
-    return first_that_fits<BackwardShape<Mode, 64, 64, 64, 4, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 64, 64, 64, 4, 1, kMasked>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<BackwardShape<Mode, 128, 32, 32, 2, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 128, 32, 32, 2, 1, kMasked>>(shared_bytes);
   if (head_dim <= 256)
-    return first_that_fits<BackwardShape<Mode, 256, 32, 32, 2, true>,
-                           BackwardShape<Mode, 256, 16, 16, 1, true>>(shared_bytes);
-  return first_that_fits<BackwardShape<Mode, 512, 16, 16, 1, true>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 256, 32, 32, 2, 1, true>,
+                           BackwardShape<Mode, 256, 16, 16, 1, 1, true>>(shared_bytes);
+  return first_that_fits<BackwardShape<Mode, 512, 16, 16, 1, 1, true>>(shared_bytes);
 }
 
 /// The mask's gradient: small tiles, which fit everywhere but for f32 above 256.
 template <class Mode>
 BackwardVariant narrow_mask_gradient(std::int64_t head_dim, std::size_t shared_bytes) {
   if (head_dim <= 128)
-    return first_that_fits<BackwardShape<Mode, 128, 64, 64, 4, true, true>>(shared_bytes);
-  return first_that_fits<BackwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 128, 64, 64, 4, 1, true, true>>(shared_bytes);
+  return first_that_fits<BackwardShape<Mode, 512, 16, 16, 1, 1, true, true>>(shared_bytes);
 }
 template <class Mode>
 BackwardVariant wide_mask_gradient(std::int64_t head_dim, std::size_t shared_bytes) {
   if (head_dim <= 128)
-    return first_that_fits<BackwardShape<Mode, 128, 32, 32, 2, true, true>>(shared_bytes);
-  return first_that_fits<BackwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 128, 32, 32, 2, 1, true, true>>(shared_bytes);
+  return first_that_fits<BackwardShape<Mode, 512, 16, 16, 1, 1, true, true>>(shared_bytes);
 }
 
 }  // namespace fovea::cuda::FOVEA_WORLD

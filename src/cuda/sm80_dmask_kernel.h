@@ -45,7 +45,11 @@ class MaskGradientTask : BackwardTiles<S> {
           barrier();
           if (!t().queries.empty()) {
             this->load_keys_and_values();
-            for (std::int64_t i = rows.begin; i < rows.end; ++i) add_tile(i * S::kRows);
+            const std::int64_t first =
+                plain::greater(rows.begin * S::kRows, t().queries.begin / S::kRows * S::kRows);
+            this->for_tiles(
+                first, plain::lesser(rows.end * S::kRows, t().queries.end),
+                [](std::int64_t i) { return i; }, [&](std::int64_t i) { add_tile(i); });
           }
           barrier();  // the next keys' state and copies
         }
@@ -61,9 +65,7 @@ class MaskGradientTask : BackwardTiles<S> {
   }
 
   FOVEA_DEVICE void add_tile(std::int64_t i) {
-    if (i + S::kRows <= t().queries.begin || i >= t().queries.end) return;
     const bool partial = this->is_partial(i);
-    this->load_queries(i);
     float p[1][S::kN][4] = {}, ds[1][S::kN][4] = {};
     std::uint32_t hidden[2] = {};
     this->compute(p, ds, i, partial, hidden);

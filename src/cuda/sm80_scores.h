@@ -13,9 +13,9 @@ namespace fovea::cuda::FOVEA_WORLD {
 
 inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
-/// -FLT_MAX / log2(e)
-inline constexpr float kLeastScore = -2.3586577e38f;
 inline constexpr float kLargestFloat = 3.4028234663852886e38f;
+inline constexpr float kLeastScore =
+    static_cast<float>(-static_cast<double>(kLargestFloat) / 1.4426950408889634);
 
 FOVEA_DEVICE bool is_finite(float x) { return x - x == 0; }
 

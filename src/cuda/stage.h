@@ -20,8 +20,8 @@ struct StageArgs {
 };
 
 /// Whether rows of the source cannot be read by 16 bytes from where they lie, as the products want
-/// them, alignment of the first one aside: several segments, another element type, a prologue, strides
-/// or widths of odd sizes.
+/// them, alignment of the first one aside: several segments, another element type, a prologue,
+/// strides or widths of odd sizes.
 bool needs_stage(const plain::Source& source, bool packed);
 
 std::size_t stage_bytes(const RowSpace& space, std::int64_t padded, plain::Element compute);
