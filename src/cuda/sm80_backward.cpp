@@ -102,7 +102,7 @@ BackwardCall make_call(const Problem& p, std::byte* memory) {
   prepare.out = plain::source_like_out(p, p.saved_out_segments);
   prepare.dout = args.dout;
   prepare.lse = args.lse;
-  prepare.dlse = plain::rows_of_heads<const float*>(p, p.dlse);
+  prepare.dlse = args.dlse = plain::rows_of_heads<const float*>(p, p.dlse);
   args.delta = take_sums(queries, 1, workspace);
   prepare.delta = args.delta.data;
   prepare.sinks = args.scores.sinks;

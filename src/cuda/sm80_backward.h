@@ -15,6 +15,7 @@ struct BackwardArgs : plain::Call {
   plain::Source dout;
   plain::Input lse;     ///< [batch, q_heads, q_len]; columns unused
   plain::Output delta;  ///< likewise: rowsum(dO o O) - dlse
+  plain::Input dlse;    ///< likewise; data may be null
   MaskTiles mask_tiles;
   float score_scale = 1;  ///< scale
   bool bent = false;      ///< scores are more than scale q.k

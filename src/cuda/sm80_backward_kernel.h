@@ -59,9 +59,9 @@ struct BackwardShape {
   using Rows = Tile<Element, kRows, kDepth>;
   using Scores = Tile<Element, kKeys, kRows>;
   static constexpr int kValuesAt = Keys::kBytes, kQueriesAt = kValuesAt + Keys::kBytes;
-  // A stage: Q, dO, lse, delta.
+  // A stage: Q, dO, lse, delta, dlse.
   static constexpr int kDoutsAt = Rows::kBytes, kSavedAt = 2 * Rows::kBytes;
-  static constexpr int kStageBytes = kSavedAt + 2 * kRows * static_cast<int>(sizeof(float));
+  static constexpr int kStageBytes = kSavedAt + 3 * kRows * static_cast<int>(sizeof(float));
   static constexpr int kScoresAt = kQueriesAt + kStages * kStageBytes;
   static constexpr int kStateAt = kScoresAt + Scores::kBytes;
 };
@@ -78,6 +78,7 @@ struct BackwardState {
   HeadRows k, v, q, dout;
   const float* lse;    ///< of the head's first row
   const float* delta;  ///< likewise
+  const float* dlse;   ///< likewise, or null
   float* dq;           ///< likewise
   bool live;
 };
@@ -102,9 +103,9 @@ class BackwardTiles {
   FOVEA_DEVICE typename S::Rows douts() const {
     return typename S::Rows(stage_at(stage_) + S::kDoutsAt);
   }
-  /// lse, then delta
+  /// lse, then delta, then dlse
   FOVEA_DEVICE static Shared<float> saved(int stage) {
-    return shared_array<float>(stage_at(stage) + S::kSavedAt, 2 * S::kRows);
+    return shared_array<float>(stage_at(stage) + S::kSavedAt, 3 * S::kRows);
   }
 
   // What one thread finds out for all.
@@ -136,6 +137,7 @@ class BackwardTiles {
     };
     to.lse = first_row(args_.lse);
     to.delta = first_row(args_.delta);
+    to.dlse = args_.dlse.data == nullptr ? nullptr : first_row(args_.dlse);
     to.dq = args_.dq.data == nullptr ? nullptr : first_row(args_.dq);
   }
   /// Of the lane's keys, r = 0, 1, in the tile.
@@ -180,8 +182,8 @@ class BackwardTiles {
   /// P^T o drop and dS^T, of Q and dO as loaded. hidden: by key, a bit a lane's query.
   FOVEA_DEVICE void compute(float (&p)[1][S::kN][4], float (&ds)[1][S::kN][4], std::int64_t i,
                             bool partial, std::uint32_t (&hidden)[2]) {
-    rows_by_rows<Mode, S::kDepth>(p, keys_, warp() * 16, queries(),
-                                  depth_of<Mode>(args_.shape.head_dim));
+    rows_by_rows<Mode, S::kDepth, true>(p, keys_, warp() * 16, queries(),
+                                        depth_of<Mode>(args_.shape.head_dim));
     rows_by_rows<Mode, S::kDepth>(ds, values_, warp() * 16, douts(),
                                   depth_of<Mode>(args_.shape.v_head_dim));
     weigh(p[0], ds[0], i, partial, hidden);
@@ -204,6 +206,7 @@ class BackwardTiles {
       const float lse = there ? t().lse[(i + r) * args_.lse.row] : 0;
       to[r] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
       to[S::kRows + r] = there ? t().delta[(i + r) * args_.delta.row] : 0;
+      to[2 * S::kRows + r] = there && t().dlse != nullptr ? t().dlse[(i + r) * args_.dlse.row] : 0;
     }
   }
   /// Calls use(i) for tiles of queries in turn, loaded. next(i): the first of them from i on.
@@ -255,11 +258,9 @@ class BackwardTiles {
           visible = sees(i + at, key);
         }
         const float lse = from[at], delta = from[S::kRows + at];
-        float weight;
-        if constexpr (kIsWide<Mode>)
-          weight = exp2((s.value * unit - lse) * kLog2e);
-        else
-          weight = exp2(fma(s.value, unit * kLog2e, -lse * kLog2e));
+        // The scaled score is rounded before lse comes in, as in forward: the only key has 1
+        // exactly.
+        float weight = exp2((s.value * unit - lse) * kLog2e);
         weight = visible ? weight : 0;
         float grown = ds[n][x];
         float share = weight;
@@ -268,7 +269,11 @@ class BackwardTiles {
           grown = stays ? grown * keep_scale : 0;
           share = stays ? weight : 0;
         }
-        ds[n][x] = visible ? weight * (grown - delta) * (S::kForMask ? 1.0f : s.cap_slope) : 0;
+        float gradient = weight * (grown - delta);
+        // delta is dP of the only key, but for rounding.
+        if (weight == 1 && is_finite(grown - delta)) gradient = from[2 * S::kRows + at];
+        if constexpr (!S::kForMask) gradient *= s.cap_slope;
+        ds[n][x] = visible ? gradient : 0;
         p[n][x] = share;
         if (!visible) hidden[x / 2] |= 1u << (2 * n + x % 2);
       }

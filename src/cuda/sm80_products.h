@@ -82,8 +82,9 @@ FOVEA_DEVICE Split split(float x) {
 inline constexpr int kPiece = 4;
 
 /// acc[m] += sum over kSteps steps of a[step][m] b[step]. Where an operand is infinite the small
-/// products are 0 times infinity: then the large one alone says what the sum is.
-template <class Mode, int kM, int kSteps>
+/// products are 0 times infinity: then the large one alone says what the sum is. kSwapped: a stands
+/// where b stood in a product that this one is to equal bit for bit.
+template <class Mode, int kM, int kSteps, bool kSwapped = false>
 FOVEA_DEVICE void add_piece(float (&acc)[kM][4], const Split (&a)[kPiece][kM][4],
                             const Split (&b)[kPiece][2]) {
   float small[kM][4] = {}, large[kM][4] = {};
@@ -97,8 +98,8 @@ FOVEA_DEVICE void add_piece(float (&acc)[kM][4], const Split (&a)[kPiece][kM][4]
       multiply_tf32(large[m], ah, bh);
       if constexpr (std::is_same_v<Mode, InF32>) {
         const std::uint32_t al[4] = {x[0].low, x[1].low, x[2].low, x[3].low};
-        multiply_tf32(small[m], al, bh);
-        multiply_tf32(small[m], ah, bl);
+        multiply_tf32(small[m], kSwapped ? ah : al, kSwapped ? bl : bh);
+        multiply_tf32(small[m], kSwapped ? al : ah, kSwapped ? bh : bl);
       }
     }
   }
@@ -207,7 +208,7 @@ FOVEA_DEVICE void load_right_transposed_split(Split (&b)[2], const T& tile, int 
 // The products.
 
 /// c += A[row.., :depth] B[:, :depth]^T with kDepth >= depth, columns behind depth are not read.
-template <class Mode, int kDepth, int kM, int kN, class A, class B>
+template <class Mode, int kDepth, bool kSwapped = false, int kM, int kN, class A, class B>
 FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b, int depth) {
   static_assert(kN % 2 == 0);
   if constexpr (!kIsWide<Mode>) {
@@ -242,10 +243,10 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
           load_right_split<Mode>(first[s], second[s], b, 8 * n, k + 8 * s);
         float acc[kM][4];
         take(c, n, acc);
-        add_piece<Mode, kM, kPiece>(acc, left, first);
+        add_piece<Mode, kM, kPiece, kSwapped>(acc, left, first);
         give(c, n, acc);
         take(c, n + 1, acc);
-        add_piece<Mode, kM, kPiece>(acc, left, second);
+        add_piece<Mode, kM, kPiece, kSwapped>(acc, left, second);
         give(c, n + 1, acc);
       }
     }
