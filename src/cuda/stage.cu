@@ -101,8 +101,8 @@ FOVEA_DEVICE void stage_rows(const StageArgs& args) {
 
 template <int kPieces, bool kPrologue>
 Entry make(const char* name) {
-  return entry_of < StageArgs, kThreads, kPieces == 1 ? 4 : 2, stage_rows < kPieces,
-         kPrologue >> (name);
+  constexpr int kBlocks = kPieces == 2 ? 2 : kPrologue ? 3 : 4;
+  return entry_of<StageArgs, kThreads, kBlocks, stage_rows<kPieces, kPrologue>>(name);
 }
 const Entry narrow = make<1, false>("stage"), wide = make<2, false>("stage wide");
 const Entry narrow_prologue = make<1, true>("stage prologue");
