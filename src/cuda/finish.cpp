@@ -25,7 +25,8 @@ Status finish(int device, const FinishArgs& args, void* stream) {
     rows = {finish_shares(args.space),
             static_cast<std::size_t>(kFinishThreads * pieces * 8) * sizeof(float)};
   }
-  const Entry& entry = *FOVEA_CUDA_PICK(finish_entry)(args.padded, weights);
+  const bool prologue = args.input.prologue.norm || args.input.prologue.rotate;
+  const Entry& entry = *FOVEA_CUDA_PICK(finish_entry)(args.padded, prologue, weights);
   if (Status status = launch(device, entry, rows, args, stream); !status.ok() || !weights)
     return status;
   const std::int64_t columns = plain::kMostSegments * ceil_div(args.input.width, 32);

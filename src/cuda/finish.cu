@@ -10,8 +10,9 @@
 // added in their order to the block's share [segments, width]. Which tiles a block walks over
 // depends on the shape alone, and a second kernel adds the shares in f64: the sum has one order.
 //
-// Budget: 8 or 16 KB of shared memory where weights' gradients are wanted, else none; 64 registers
-// (128 above a width of 256). Moves sums in once, inputs once under QK-norm, gradients out once.
+// Budget: 8 or 16 KB of shared memory where weights' gradients are wanted, else none; 64 registers,
+// 80 with a prologue, 128 above a width of 256. Moves sums in once, inputs once under QK-norm,
+// gradients out once.
 #include "cuda/device/shared.h"
 #include "cuda/finish.h"
 #include "cuda/row_lanes.h"
@@ -32,7 +33,7 @@ struct GradientRow {
 };
 
 // Load g, rotate it back. All lanes of the warp take part.
-template <int kPieces>
+template <int kPieces, bool kPrologue>
 FOVEA_DEVICE void load_gradient(const FinishArgs& args, const RowLanes& lanes, bool reads,
                                 GradientRow<kPieces>& row) {
   RowReader sums;
@@ -41,7 +42,7 @@ FOVEA_DEVICE void load_gradient(const FinishArgs& args, const RowLanes& lanes, b
   if (reads) sums.data = args.sums + args.space.place(row.place, row.row) * args.padded;
   read_row(sums, lanes, reads, row.g);
   const plain::Prologue& prologue = args.input.prologue;
-  if (!prologue.rotate || !reads) return;
+  if (!kPrologue || !prologue.rotate || !reads) return;
   const AngleRows angles = angle_rows(prologue, row.place.batch, row.row);
   FOVEA_UNROLL
   for (int p = 0; p < kPieces; ++p)
@@ -181,31 +182,39 @@ class WeightShare {
 };
 
 /// Rows [rows.begin, rows.end) of the tile.
-template <int kPieces, bool kWeights>
+template <int kPieces, bool kPrologue, bool kWeights>
 FOVEA_DEVICE void finish_rows(const FinishArgs& args, const RowLanes& lanes, const RowTile& tile,
                               plain::Span rows, Row<kPieces>& dw) {
+  constexpr int kAbreast = kPrologue ? 1 : 2;
   const RowSpace& space = args.space;
-  for (int first = 0; first < tile.items(); first += lanes.groups) {
-    const int item = first + lanes.group;
-    GradientRow<kPieces> row;
-    row.row = tile.row(item);
-    row.exists = item < tile.items() && row.row >= rows.begin && row.row < rows.end;
-    row.place = tile.place(space, item);
-    const bool reads = row.exists && row.row < space.length(tile.sequence);
-    load_gradient(args, lanes, reads, row);
-    if (args.input.prologue.norm) reverse_norm<kPieces, kWeights>(args, lanes, reads, row, dw);
-    store(args, lanes, row);
+  for (int first = 0; first < tile.items(); first += kAbreast * lanes.groups) {
+    GradientRow<kPieces> row[kAbreast];
+    FOVEA_UNROLL
+    for (int n = 0; n < kAbreast; ++n) {
+      const int item = first + n * lanes.groups + lanes.group;
+      row[n].row = tile.row(item);
+      row[n].exists = item < tile.items() && row[n].row >= rows.begin && row[n].row < rows.end;
+      row[n].place = tile.place(space, item);
+      const bool reads = row[n].exists && row[n].row < space.length(tile.sequence);
+      load_gradient<kPieces, kPrologue>(args, lanes, reads, row[n]);
+      if constexpr (kPrologue)
+        if (args.input.prologue.norm)
+          reverse_norm<kPieces, kWeights>(args, lanes, reads, row[n], dw);
+    }
+    FOVEA_UNROLL
+    for (int n = 0; n < kAbreast; ++n) store(args, lanes, row[n]);
   }
 }
 
-template <int kPieces>
+template <int kPieces, bool kPrologue>
 FOVEA_DEVICE void finish_all(const FinishArgs& args) {
   const RowLanes lanes = row_lanes(static_cast<int>(args.padded));
   const std::int64_t tasks = row_tile_tasks(args.space);
   for (std::int64_t task = block_index(); task < tasks; task += grid_blocks()) {
     const RowTile tile = row_tile(args.space, task);
+    const plain::Span all{0, args.space.capacity(tile.sequence)};
     Row<kPieces> none{};
-    finish_rows<kPieces, false>(args, lanes, tile, {0, args.space.capacity(tile.sequence)}, none);
+    finish_rows<kPieces, kPrologue, false>(args, lanes, tile, all, none);
   }
 }
 
@@ -222,7 +231,7 @@ FOVEA_DEVICE void finish_with_weights(const FinishArgs& args) {
       const SegmentRows at = segment_at(args.input, row);
       const plain::Span rows{row, plain::lesser(end, at.end)};
       share.enter(at.segment);
-      finish_rows<kPieces, true>(args, lanes, tile, rows, share.dw);
+      finish_rows<kPieces, true, true>(args, lanes, tile, rows, share.dw);
       row = rows.end;
     }
   }
@@ -257,19 +266,27 @@ FOVEA_DEVICE void store_weights(const FinishArgs& args) {
   }
 }
 
-const Entry narrow = entry_of<FinishArgs, kThreads, 4, finish_all<1>>("finish");
-const Entry wide = entry_of<FinishArgs, kThreads, 2, finish_all<2>>("finish wide");
+template <int kPieces, bool kPrologue>
+Entry make(const char* name) {
+  constexpr int kBlocks = kPieces == 2 ? 2 : kPrologue ? 3 : 4;
+  return entry_of<FinishArgs, kThreads, kBlocks, finish_all<kPieces, kPrologue>>(name);
+}
+const Entry narrow = make<1, false>("finish"), wide = make<2, false>("finish wide");
+const Entry narrow_prologue = make<1, true>("finish prologue");
+const Entry wide_prologue = make<2, true>("finish prologue wide");
 const Entry narrow_weights =
-    entry_of<FinishArgs, kThreads, 4, finish_with_weights<1>>("finish weights");
+    entry_of<FinishArgs, kThreads, 3, finish_with_weights<1>>("finish weights");
 const Entry wide_weights =
     entry_of<FinishArgs, kThreads, 2, finish_with_weights<2>>("finish weights wide");
 FOVEA_CUDA_ENTRY(sums, FinishArgs, kThreads, 1, store_weights)
 
 }  // namespace
 
-const Entry* finish_entry(std::int64_t padded, bool weights) {
-  if (weights) return padded <= 256 ? &narrow_weights : &wide_weights;
-  return padded <= 256 ? &narrow : &wide;
+const Entry* finish_entry(std::int64_t padded, bool prologue, bool weights) {
+  const bool fits = padded <= 256;
+  if (weights) return fits ? &narrow_weights : &wide_weights;
+  if (prologue) return fits ? &narrow_prologue : &wide_prologue;
+  return fits ? &narrow : &wide;
 }
 const Entry* store_weights_entry() { return &sums; }
 

@@ -41,7 +41,7 @@ FOVEA_HD inline std::int64_t finish_shares(const RowSpace& space) {
   const std::int64_t tasks = row_tile_tasks(space);
   return tasks < kMost ? tasks : kMost;
 }
-FOVEA_CUDA_EXPORT(const Entry* finish_entry(std::int64_t padded, bool weights));
+FOVEA_CUDA_EXPORT(const Entry* finish_entry(std::int64_t padded, bool prologue, bool weights));
 FOVEA_CUDA_EXPORT(const Entry* store_weights_entry());
 inline constexpr int kFinishThreads = 256;
 

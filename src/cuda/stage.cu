@@ -8,8 +8,8 @@
 // share a row, two rows at a time without a prologue; a row is read once from memory, in pieces of
 // 16 bytes where they are aligned. The other half of a pair (style half) is read again, from L1.
 //
-// Budget: no shared memory; 64 registers a thread (128 above a width of 256). Moves each row
-// once in, once out; tables once per 8 heads.
+// Budget: no shared memory; 64 registers, 80 with a prologue, 128 above a width of 256. Moves each
+// row once in, once out; tables once per 8 heads.
 #include "cuda/row_lanes.h"
 #include "cuda/row_tiles.h"
 #include "cuda/stage.h"
@@ -101,8 +101,8 @@ FOVEA_DEVICE void stage_rows(const StageArgs& args) {
 
 template <int kPieces, bool kPrologue>
 Entry make(const char* name) {
-  return entry_of < StageArgs, kThreads, kPieces == 1 ? 4 : 2, stage_rows < kPieces,
-         kPrologue >> (name);
+  constexpr int kBlocks = kPieces == 2 ? 2 : kPrologue ? 3 : 4;
+  return entry_of<StageArgs, kThreads, kBlocks, stage_rows<kPieces, kPrologue>>(name);
 }
 const Entry narrow = make<1, false>("stage"), wide = make<2, false>("stage wide");
 const Entry narrow_prologue = make<1, true>("stage prologue");

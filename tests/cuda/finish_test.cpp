@@ -35,9 +35,8 @@ TEST_P(Finish, gradients_are_what_the_formulas_say) {
     // The gradient has the input's segments, but its own layout and element type.
     options.element = random_element(random);
     options.aligned = chance(random, 40);
-    Operand to =
-        random_operand(random, side, sizes.width, {1, false, options.aligned, options.element});
-    if (options.segments > 1) to = x;
+    options.like = &x;
+    Operand to = random_operand(random, side, sizes.width, options);
     poison(to);
     args.sink = to.sink();
     const Element element = args.sink.segments.at[0].element;
@@ -76,7 +75,7 @@ TEST_P(Finish, gradients_are_what_the_formulas_say) {
     args.shares = shares.at<float>();
     const bool sinks = !weights || chance(random, 80);
     if (!sinks) args.sink.segments.count = 0;
-    const Status status = finish(0, args, nullptr);
+    const Status status = finish(0, args, stream());
     ASSERT_TRUE(status.ok()) << status.message();
 
     const std::int64_t size = plain::size_of(element);
@@ -134,7 +133,7 @@ TEST(FinishNan, a_row_of_zeros_stays_zero_whatever_the_input_holds) {
   args.sink.segments.at[0] = {to.at<char>(), Element::f32, 0, 2, 0, 0, 16, 1};
   args.weights[0] = {dw.at<void>(), Element::f32, 1};
   args.shares = shares.at<float>();
-  ASSERT_TRUE(finish(0, args, nullptr).ok());
+  ASSERT_TRUE(finish(0, args, stream()).ok());
   to.fetch();
   dw.fetch();
   for (std::int64_t d = 0; d < 16; ++d) {

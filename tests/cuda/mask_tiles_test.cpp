@@ -84,7 +84,7 @@ TEST_P(Mask, classes_are_those_of_the_elements) {
     to.send();
     Buffer visible = buffer_of(std::vector<std::uint64_t>{7});
     const MaskTilesArgs args{mask, shape, to.at<std::uint8_t>(), visible.at<std::uint64_t>()};
-    const Status status = mask_tiles(0, args, nullptr);
+    const Status status = mask_tiles(0, args, stream());
     ASSERT_TRUE(status.ok()) << status.message();
     to.fetch();
     visible.fetch();
@@ -127,7 +127,7 @@ TEST(MaskTiles, a_mask_without_elements_has_no_tiles) {
   const char none = 0;
   args.mask.data = &none;
   EXPECT_EQ(mask_tile_counts(args.mask, args.shape).all(), 0);
-  EXPECT_TRUE(mask_tiles(0, args, nullptr).ok());
+  EXPECT_TRUE(mask_tiles(0, args, stream()).ok());
 }
 
 }  // namespace

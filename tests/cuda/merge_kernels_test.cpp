@@ -96,15 +96,15 @@ TEST_P(Merge, parts_come_to_what_the_cpu_makes_of_them) {
         merge(0,
               {device, with_sinks ? sinks.device : TensorView(), writable(got.device),
                with_lse ? writable(got_lse.device) : MutableTensorView()},
-              nullptr);
+              stream());
     ASSERT_TRUE(status.ok()) << status.message();
     got.buffer.fetch();
     got_lse.buffer.fetch();
     // Also of what lies between elements, where both are NaN as before.
     const auto compare = [](PublicTensor& a, PublicTensor& b) {
       const DType dtype = a.host.dtype;
-      const std::size_t elements = a.buffer.bytes() / size_of(dtype);
-      for (std::size_t i = 0; i < elements / 8; ++i) {
+      const std::size_t elements = a.buffer.bytes() / 8;
+      for (std::size_t i = 0; i < elements; ++i) {
         const auto at = static_cast<std::int64_t>(i);
         const double x = load_element(a.buffer.as<void>(), dtype, at);
         const double y = load_element(b.buffer.as<void>(), dtype, at);
@@ -131,7 +131,7 @@ INSTANTIATE_TEST_SUITE_P(Seeds, Merge, ::testing::Range<std::uint64_t>(1, 9));
 
 TEST(MergeParts, more_parts_than_fit_are_refused) {
   const std::vector<PartialResult> parts(kMostMergeParts + 1);
-  const Status status = merge(0, {parts, {}, {}, {}}, nullptr);
+  const Status status = merge(0, {parts, {}, {}, {}}, stream());
   EXPECT_EQ(status.code(), StatusCode::unsupported);
   EXPECT_EQ(status.message(), "[merge] at most 32 partial results on a CUDA device; got 33");
 }
@@ -204,7 +204,7 @@ TEST_P(Splits, rows_are_what_the_formulas_say) {
     args.weights = weights.at<float>();
     const std::int64_t head = packed ? side.space.total() : sizes.rows;
     args.lse = {lse.at<float>(), packed ? 0 : head * sizes.heads, head, 1, 0};
-    const Status status = merge_splits(0, args, nullptr);
+    const Status status = merge_splits(0, args, stream());
     ASSERT_TRUE(status.ok()) << status.message();
     lse.fetch();
     for (Buffer& buffer : out.buffers) buffer.fetch();

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <numeric>
@@ -17,6 +18,19 @@
 #include "cuda/runtime.h"
 
 namespace fovea::cuda::test {
+
+/// Kernels run on a device where there is one, else on the emulated one.
+inline const bool kChoosesWorld = [] {
+#if FOVEA_CUDA_REAL
+  if (real_runtime().unavailable().empty()) return true;
+#endif
+  return setenv("FOVEA_CUDA_EMULATE", "1", 0) == 0;
+}();
+inline void* stream() {
+  const Result<void*> own = runtime().own_stream(0);
+  EXPECT_TRUE(own.ok());
+  return own.ok() ? *own : nullptr;
+}
 
 using plain::Element;
 using Random = std::mt19937_64;
@@ -55,10 +69,9 @@ class Buffer {
     host_.assign(bytes + offset + 2 * kGuard, 0xFF);
     const Result<void*> memory = runtime().allocate(0, host_.size());
     EXPECT_TRUE(memory.ok());
-    device_ = std::shared_ptr<void>(
-        memory.ok() ? memory.status().ok() ? take(memory) : nullptr : nullptr, [](void* data) {
-          if (data != nullptr) EXPECT_TRUE(runtime().free(0, data).ok());
-        });
+    if (!memory.ok()) return;
+    device_ = std::shared_ptr<void>(*memory,
+                                    [](void* data) { EXPECT_TRUE(runtime().free(0, data).ok()); });
   }
 
   template <class T>
@@ -79,6 +92,7 @@ class Buffer {
   }
   void send() { EXPECT_TRUE(runtime().upload(0, device_.get(), host_.data(), host_.size()).ok()); }
   void fetch() {
+    EXPECT_TRUE(runtime().synchronize(0, stream()).ok());
     EXPECT_TRUE(runtime().download(0, host_.data(), device_.get(), host_.size()).ok());
     const auto intact = [](unsigned char x) { return x == 0xFF; };
     EXPECT_TRUE(std::all_of(host_.begin(), host_.begin() + kGuard, intact)) << "before a buffer";
@@ -96,7 +110,6 @@ class Buffer {
 
  private:
   static constexpr std::ptrdiff_t kGuard = 256;
-  static void* take(Result<void*> memory) { return memory.value(); }
   std::size_t bytes_ = 0, offset_ = 0;
   std::vector<unsigned char> host_;
   std::shared_ptr<void> device_;
@@ -252,6 +265,7 @@ struct OperandOptions {
   bool paged = false;
   bool aligned = false;  ///< rows can be read by 16 bytes
   Element element = Element::f32;
+  const Operand* like = nullptr;  ///< segments end where its segments end
 };
 
 /// Strides of dimensions in a random order with random gaps, and the elements that they need.
@@ -300,7 +314,9 @@ inline Operand random_operand(Random& random, const Side& side, std::int64_t wid
     s.element = options.element;
     s.begin = begin;
     const bool last = n + 1 == options.segments;
-    s.end = last ? rows : draw(random, begin, rows);
+    s.end = options.like != nullptr ? options.like->source.segments.at[n].end
+            : last                  ? rows
+                                    : draw(random, begin, rows);
     const std::int64_t own_rows = side.space.packed ? side.space.total()
                                   : options.paged   ? page_size
                                                     : s.end - begin;

@@ -84,7 +84,7 @@ TEST_P(Prepare, delta_and_dsinks_are_what_the_formulas_say) {
       args.dsinks_stride = 2;
       args.shares = shares.at<double>();
     }
-    const Status status = prepare(0, args, nullptr);
+    const Status status = prepare(0, args, stream());
     ASSERT_TRUE(status.ok()) << status.message();
     delta.fetch();
     dsinks.fetch();

@@ -37,7 +37,7 @@ void check(Random& random, const Sizes& sizes, Layout layout) {
   Buffer to(bytes);
   to.send();
   args.to = to.at<void>();
-  const Status status = stage(0, args, nullptr);
+  const Status status = stage(0, args, stream());
   ASSERT_TRUE(status.ok()) << status.message();
   to.fetch();
 
@@ -97,7 +97,7 @@ TEST(StageMany, blocks_walk_over_more_tiles_than_the_grid_has) {
   Buffer to(stage_bytes(args.space, args.padded, Element::bf16));
   to.send();
   args.to = to.at<void>();
-  ASSERT_TRUE(stage(0, args, nullptr).ok());
+  ASSERT_TRUE(stage(0, args, stream()).ok());
   to.fetch();
   for (std::int64_t row = 0; row < x.rows; ++row)
     ASSERT_EQ(to.get(Element::bf16, row * 8), rounded(Element::bf16, x.value(0, 0, row, 0)));
@@ -121,7 +121,7 @@ TEST(StageNan, non_finite_values_pass) {
   Buffer to(stage_bytes(args.space, 16, Element::f16));
   to.send();
   args.to = to.at<void>();
-  ASSERT_TRUE(stage(0, args, nullptr).ok());
+  ASSERT_TRUE(stage(0, args, stream()).ok());
   to.fetch();
   EXPECT_TRUE(std::isnan(to.get(Element::f16, 0)));
   EXPECT_EQ(to.get(Element::f16, 17), INFINITY);
