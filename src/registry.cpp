@@ -20,13 +20,18 @@
 
 namespace fovea {
 
-// Declare every kernel of the lists.
+// Declare every kernel of the lists. CUDA's rows name no instruction set.
 #define FOVEA_KERNEL(symbol, source, instruction_set) \
   FOVEA_ROW_##instruction_set(extern const Kernel symbol;)
 #include "cpu/kernels.def"
 #undef FOVEA_KERNEL
+#if FOVEA_HAS_CUDA
+#define FOVEA_KERNEL(symbol, source) extern const Kernel symbol;
+#include "cuda/kernels.def"
+#undef FOVEA_KERNEL
+#endif
 
-extern const Backend cpu_backend;
+extern const Backend cpu_backend, cuda_backend;
 
 namespace {
 
@@ -34,12 +39,21 @@ namespace {
 #define FOVEA_KERNEL(symbol, source, instruction_set) FOVEA_ROW_##instruction_set(&symbol, )
 constexpr std::array kKernels = std::to_array<const Kernel*>({
 #include "cpu/kernels.def"
-});
 #undef FOVEA_KERNEL
+#if FOVEA_HAS_CUDA
+#define FOVEA_KERNEL(symbol, source) &symbol,
+#include "cuda/kernels.def"
+#undef FOVEA_KERNEL
+#endif
+});
 
 static_assert(kKernels.size() <= kMaxKernels);
 
+#if FOVEA_HAS_CUDA
+constexpr std::array kBackends = {&cpu_backend, &cuda_backend};
+#else
 constexpr std::array kBackends = {&cpu_backend};
+#endif
 
 }  // namespace
 

@@ -1,0 +1,76 @@
+// CUDA as a backend: its devices, and the runtime as dispatch's queue.
+#include "contract/backend.h"
+
+#include <functional>
+#include <thread>
+
+#include "cuda/runtime.h"
+
+namespace fovea {
+namespace {
+
+using cuda::runtime;
+
+std::vector<DeviceInfo> cuda_devices() {
+  std::vector<DeviceInfo> list;
+  if (!runtime().unavailable().empty()) return list;
+  for (const cuda::DeviceProperties& p : runtime().devices()) {
+    DeviceInfo info;
+    info.device = {DeviceType::cuda, static_cast<std::int32_t>(list.size())};
+    info.name = p.name;
+    info.capabilities = "sm_" + std::to_string(10 * p.major + p.minor) + ", " +
+                        std::to_string(p.multiprocessors) + " multiprocessors, " +
+                        std::to_string(p.shared_bytes / 1024) + " KB of shared memory a block";
+    info.emulated = runtime().emulated();
+    list.push_back(std::move(info));
+  }
+  return list;
+}
+
+Status merge(const MergeProblem&) {
+  return {StatusCode::unsupported, "[merge] the CUDA backend has no merge kernel yet"};
+}
+
+/// cudaStreamPerThread stands for another stream in every thread; other handles name their stream.
+std::uint64_t queue_of(int, void* stream) {
+  const auto handle = reinterpret_cast<std::uintptr_t>(stream);
+  constexpr std::uintptr_t kPerThread = 2;
+  if (handle != kPerThread) return handle;
+  return std::hash<std::thread::id>()(std::this_thread::get_id());
+}
+
+Result<void*> record(int device, void* stream) {
+  const Result<cuda::Mark> mark = runtime().record(device, stream);
+  if (!mark.ok()) return mark.status();
+  return mark->event;
+}
+
+Result<bool> finished(int device, void* mark) {
+  cuda::Mark spent{device, mark};
+  return runtime().completed(spent);
+}
+
+const DeviceQueue kQueue = {
+    [](int device, std::size_t bytes) { return runtime().allocate(device, bytes); },
+    [](int device, void* data) { static_cast<void>(runtime().free(device, data)); },
+    [](int device, void* to, const void* from, std::size_t bytes) {
+      return runtime().upload(device, to, from, bytes);
+    },
+    [](int device, void* to, const void* from, std::size_t bytes) {
+      return runtime().download(device, to, from, bytes);
+    },
+    [](int device, void* stream) { return runtime().synchronize(device, stream); },
+    [](int device) { return runtime().own_stream(device); },
+    [](int device, void* stream) { return runtime().capturing(device, stream); },
+    queue_of,
+    record,
+    finished};
+
+}  // namespace
+
+extern const Backend cuda_backend;
+const Backend cuda_backend = {
+    DeviceType::cuda, cuda_devices, nullptr, nullptr, merge, [] { return runtime().unavailable(); },
+    &kQueue};
+
+}  // namespace fovea
