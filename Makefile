@@ -15,7 +15,7 @@ help:
 	@echo "make install-deps  install what is needed (Debian, Ubuntu); the others do it themselves"
 	@echo "make clean         remove build/"
 	@echo
-	@echo "PRESET=$(PRESET)    one of release, dev, asan-ubsan, tsan"
+	@echo "PRESET=$(PRESET)    one of release, dev, cuda, asan-ubsan, tsan"
 	@echo "JOBS=$(JOBS)            parallel jobs"
 
 build: install-deps

@@ -10,6 +10,12 @@ install(DIRECTORY ${PROJECT_SOURCE_DIR}/include/fovea
   DESTINATION ${CMAKE_INSTALL_INCLUDEDIR} FILES_MATCHING PATTERN "*.h")
 install(FILES ${PROJECT_SOURCE_DIR}/LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
+# A static library leaves its own needs to the program.
+set(FOVEA_NEEDS_CUDART OFF)
+if(FOVEA_WITH_CUDA AND NOT BUILD_SHARED_LIBS)
+  set(FOVEA_NEEDS_CUDART ON)
+endif()
+
 # find_package(Fovea)
 install(EXPORT FoveaTargets NAMESPACE fovea:: DESTINATION ${FOVEA_CMAKE_DIR})
 configure_package_config_file(
@@ -27,11 +33,14 @@ cmake_path(RELATIVE_PATH CMAKE_INSTALL_FULL_INCLUDEDIR BASE_DIRECTORY ${CMAKE_IN
            OUTPUT_VARIABLE FOVEA_INCLUDEDIR)
 cmake_path(RELATIVE_PATH CMAKE_INSTALL_PREFIX
            BASE_DIRECTORY ${CMAKE_INSTALL_FULL_LIBDIR}/pkgconfig OUTPUT_VARIABLE FOVEA_PREFIX)
-# A static library leaves its own needs to the program, which may be written in C.
+# The program may be written in C.
 set(needs "-lstdc++ -lm -pthread")
 foreach(library IN LISTS CMAKE_DL_LIBS)
   string(APPEND needs " -l${library}")
 endforeach()
+if(FOVEA_NEEDS_CUDART)
+  string(APPEND needs " -L${CUDAToolkit_LIBRARY_DIR} -lcudart_static -lrt")
+endif()
 if(BUILD_SHARED_LIBS)
   set(FOVEA_PC_LIBS "-lfovea")
   set(FOVEA_PC_PRIVATE_LIBS "${needs}")

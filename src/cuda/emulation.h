@@ -24,6 +24,14 @@ Status launch(const Entry& entry, LaunchShape shape, const void* args);
 /// Starts the sequence again; otherwise FOVEA_CUDA_SEED (1) is its seed.
 void set_seed(std::uint64_t seed);
 
+/// What tests say of the emulated streams: whether they are being captured, and whether what was
+/// launched is done (as it is).
+struct Streams {
+  bool capturing = false;
+  bool done = true;
+};
+void set_streams(Streams streams);
+
 // For device headers.
 
 /// Who runs.
@@ -34,7 +42,7 @@ struct Here {
 extern Here here;
 
 /// Ends the launch; the message gets the kernel, block and thread in front.
-[[noreturn]] void fail(const std::string& message);
+[[noreturn]] void fail(std::string&& message);
 [[noreturn]] void fail_range(int first, int size, int count);
 void check_aligned(const void* address, std::size_t alignment, const char* what);
 

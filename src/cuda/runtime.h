@@ -62,8 +62,8 @@ class Runtime {
   virtual Status synchronize(int device, void* stream) = 0;
 };
 
-/// The emulated runtime where it is built and the environment has FOVEA_CUDA_EMULATE=1 at first use
-/// or the real one is not built; else the real one.
+/// The emulated runtime where the environment has FOVEA_CUDA_EMULATE=1 at first use, else the real
+/// one. One that is not built says so as unavailable().
 Runtime& runtime();
 
 template <class Args>
@@ -71,5 +71,17 @@ Status launch(int device, const Entry& entry, LaunchShape shape, const Args& arg
   static_assert(std::is_trivially_copyable_v<Args> && sizeof(Args) <= kMostArgumentBytes);
   return runtime().launch(device, entry, shape, &args, sizeof(Args), stream);
 }
+
+// For the runtimes.
+
+Runtime& real_runtime();
+Runtime& emulated_runtime();
+
+/// Refuses what no device can launch, and what this one cannot.
+Status check_launch(std::span<const DeviceProperties> devices, int device, const Entry& entry,
+                    LaunchShape shape, std::size_t args_bytes);
+
+/// What a block may ask for, FOVEA_CUDA_SHARED_KB being able to simulate a device that has less.
+std::size_t shared_limit(std::size_t device_bytes);
 
 }  // namespace fovea::cuda

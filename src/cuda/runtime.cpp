@@ -1,0 +1,102 @@
+// Which runtime is in use, and what the runtimes have in common.
+#include "cuda/runtime.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <cstdlib>
+#include <limits>
+#include <string_view>
+
+#include <fmt/format.h>
+
+namespace fovea::cuda {
+namespace {
+
+/// In place of a runtime that this build does not have.
+class AbsentRuntime final : public Runtime {
+ public:
+  explicit AbsentRuntime(std::string reason) : reason_(std::move(reason)) {}
+
+  const std::string& unavailable() override { return reason_; }
+  std::span<const DeviceProperties> devices() override { return {}; }
+  bool emulated() const override { return false; }
+
+  Status launch(int, const Entry&, LaunchShape, const void*, std::size_t, void*) override {
+    return refuse();
+  }
+  Status clear(int, void*, std::size_t, void*) override { return refuse(); }
+  Result<bool> capturing(int, void*) override { return refuse(); }
+  Result<Mark> record(int, void*) override { return refuse(); }
+  Result<bool> completed(Mark&) override { return refuse(); }
+  Result<void*> allocate(int, std::size_t) override { return refuse(); }
+  Status free(int, void*) override { return refuse(); }
+  Status upload(int, void*, const void*, std::size_t) override { return refuse(); }
+  Status download(int, void*, const void*, std::size_t) override { return refuse(); }
+  Result<void*> own_stream(int) override { return refuse(); }
+  Status synchronize(int, void*) override { return refuse(); }
+
+ private:
+  [[nodiscard]] Status refuse() const { return {StatusCode::device, "[cuda] " + reason_}; }
+  std::string reason_;
+};
+
+bool wants_emulation() {
+  const char* text = std::getenv("FOVEA_CUDA_EMULATE");
+  return text != nullptr && std::string_view(text) == "1";
+}
+
+Runtime& choose() {
+  if (wants_emulation()) {
+#if FOVEA_CUDA_EMULATED
+    return emulated_runtime();
+#else
+    static AbsentRuntime absent("the emulation is not part of this build (FOVEA_EMULATE_CUDA)");
+    return absent;
+#endif
+  }
+#if FOVEA_CUDA_REAL
+  return real_runtime();
+#else
+  static AbsentRuntime absent(
+      "CUDA is not part of this build (FOVEA_WITH_CUDA); FOVEA_CUDA_EMULATE=1 emulates a device");
+  return absent;
+#endif
+}
+
+}  // namespace
+
+Runtime& runtime() {
+  static Runtime& chosen = choose();
+  return chosen;
+}
+
+bool emulating() {
+  static const bool emulated = runtime().emulated();
+  return emulated;
+}
+
+Status check_launch(std::span<const DeviceProperties> devices, int device, const Entry& entry,
+                    LaunchShape shape, std::size_t args_bytes) {
+  const auto refuse = [&](std::string why) {
+    return Status(StatusCode::internal, fmt::format("[{}] {}", entry.name, why));
+  };
+  if (device < 0 || static_cast<std::size_t>(device) >= devices.size())
+    return refuse(fmt::format("device {} of {}", device, devices.size()));
+  if (shape.blocks < 0 || shape.blocks > std::numeric_limits<std::int32_t>::max())
+    return refuse(fmt::format("a launch of {} blocks", shape.blocks));
+  const std::size_t limit = devices[static_cast<std::size_t>(device)].shared_bytes;
+  if (shape.shared_bytes > limit)
+    return refuse(
+        fmt::format("{} bytes of shared memory; the device has {}", shape.shared_bytes, limit));
+  if (args_bytes > kMostArgumentBytes)
+    return refuse(fmt::format("{} bytes of arguments; at most {}", args_bytes, kMostArgumentBytes));
+  return {};
+}
+
+std::size_t shared_limit(std::size_t device_bytes) {
+  const char* text = std::getenv("FOVEA_CUDA_SHARED_KB");
+  const std::size_t cap = text != nullptr ? std::strtoull(text, nullptr, 10) * 1024 : 0;
+  return cap > 0 ? std::min(cap, device_bytes) : device_bytes;
+}
+
+}  // namespace fovea::cuda

@@ -1,0 +1,99 @@
+// The emulated device: one, whose memory is the host's and whose streams have always finished.
+#include <atomic>
+#include <cstdlib>
+#include <cstring>
+
+#include <fmt/format.h>
+
+#include "cuda/emulation.h"
+#include "cuda/runtime.h"
+
+namespace fovea::cuda {
+namespace {
+
+std::atomic<emulation::Streams> streams;
+
+class EmulatedRuntime final : public Runtime {
+ public:
+  const std::string& unavailable() override { return available_; }
+  std::span<const DeviceProperties> devices() override { return {&properties_, 1}; }
+  bool emulated() const override { return true; }
+
+  Status launch(int device, const Entry& entry, LaunchShape shape, const void* args,
+                std::size_t args_bytes, void*) override {
+    if (Status status = check_launch(devices(), device, entry, shape, args_bytes); !status.ok())
+      return status;
+    return emulation::launch(entry, shape, args);
+  }
+
+  Status clear(int device, void* data, std::size_t bytes, void*) override {
+    return copy(device, [&] { std::memset(data, 0, bytes); });
+  }
+
+  Result<bool> capturing(int, void*) override { return streams.load().capturing; }
+
+  Result<Mark> record(int device, void*) override { return Mark{device, this}; }
+
+  Result<bool> completed(Mark& mark) override {
+    if (!streams.load().done) return false;
+    mark = {};
+    return true;
+  }
+
+  Result<void*> allocate(int device, std::size_t bytes) override {
+    if (Status status = check(device); !status.ok()) return status;
+    // Exactly as large as asked for, so that AddressSanitizer sees what is beyond; filled with NaN.
+    void* data = nullptr;
+    const std::size_t size = bytes > 0 ? bytes : 1;
+    if (posix_memalign(&data, 256, size) != 0)
+      return Status(StatusCode::out_of_memory,
+                    fmt::format("[cuda] no {} bytes of emulated device memory", bytes));
+    std::memset(data, 0xFF, size);
+    return data;
+  }
+
+  Status free(int device, void* data) override {
+    return copy(device, [&] { std::free(data); });
+  }
+  Status upload(int device, void* to, const void* from, std::size_t bytes) override {
+    return copy(device, [&] { std::memcpy(to, from, bytes); });
+  }
+  Status download(int device, void* to, const void* from, std::size_t bytes) override {
+    return copy(device, [&] { std::memcpy(to, from, bytes); });
+  }
+
+  Result<void*> own_stream(int device) override {
+    if (Status status = check(device); !status.ok()) return status;
+    return static_cast<void*>(&properties_);
+  }
+  Status synchronize(int device, void*) override { return check(device); }
+
+ private:
+  static Status check(int device) {
+    if (device == 0) return {};
+    return {StatusCode::device, fmt::format("[cuda] device {} of 1", device)};
+  }
+
+  template <class Work>
+  static Status copy(int device, Work work) {
+    if (Status status = check(device); !status.ok()) return status;
+    work();
+    return {};
+  }
+
+  const std::string available_;
+  DeviceProperties properties_ = {"emulated sm_80", 8, 0, 4, shared_limit(163 * 1024)};
+};
+
+}  // namespace
+
+namespace emulation {
+void set_streams(Streams value) { streams = value; }
+}  // namespace emulation
+
+Runtime& emulated_runtime() {
+  static EmulatedRuntime runtime;
+  return runtime;
+}
+
+}  // namespace fovea::cuda
