@@ -4,6 +4,7 @@
 #include <iostream>
 #include <map>
 #include <string>
+#include <utility>
 
 #include <gtest/gtest.h>
 
@@ -15,6 +16,9 @@ namespace fovea::cases {
 
 class Tally {
  public:
+  /// `options`: what a reproducer needs besides kernel and case.
+  explicit Tally(std::string options = "") : options_(std::move(options)) {}
+
   void add(const std::string& kernel, const std::string& name, const CaseResult& result) {
     switch (result.outcome) {
       case Outcome::passed:
@@ -25,7 +29,8 @@ class Tally {
         break;
       case Outcome::failed:
         ++executed_[kernel];
-        ADD_FAILURE() << result.reason << "\n  fovea check --kernel " << kernel << " " << name;
+        ADD_FAILURE() << result.reason << "\n  fovea check" << options_ << " --kernel " << kernel
+                      << " " << name;
         break;
     }
   }
@@ -45,6 +50,7 @@ class Tally {
   }
 
  private:
+  std::string options_;
   std::map<std::string, std::int64_t> executed_;
   std::map<std::string, std::map<std::string, std::int64_t>> skips_;
 };

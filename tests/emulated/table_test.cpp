@@ -59,7 +59,7 @@ TEST(EmulatedDevice, SmallCasesOfTheTable) {
   if (emulated.empty()) GTEST_SKIP() << "this build has no kernels for an emulated device";
   const std::vector<const TableEntry*> chosen = small_cases();
   ASSERT_GE(chosen.size(), 150u);
-  Tally tally;
+  Tally tally(" --emulate");
   for (const TableEntry* entry : chosen) {
     PreparedCase prepared(entry->spec, default_seed(entry->spec));
     for (const KernelInfo& kernel : emulated) {
