@@ -59,6 +59,11 @@ Buffer::~Buffer() {
   }
 }
 
+std::size_t Buffer::all_bytes() const {
+  if (base_ == nullptr || sparse_) return bytes_;
+  return static_cast<std::size_t>(data_ - base_) + bytes_ + kGuardBytes;
+}
+
 bool Buffer::guards_intact() const {
   if (base_ == nullptr || sparse_) return true;
   const auto is_guard = [](std::byte b) { return b == kGuard; };

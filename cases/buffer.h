@@ -23,6 +23,9 @@ class Buffer {
   [[nodiscard]] std::byte* data() const { return data_; }
   [[nodiscard]] std::size_t bytes() const { return bytes_; }
   [[nodiscard]] bool is_sparse() const { return sparse_; }
+  /// All of the memory, the guards included.
+  [[nodiscard]] std::byte* base() const { return base_; }
+  [[nodiscard]] std::size_t all_bytes() const;
   [[nodiscard]] bool guards_intact() const;
   /// Of the contents; 0 for sparse memory.
   [[nodiscard]] std::uint64_t hash() const;

@@ -9,6 +9,7 @@
 
 #include <fovea/plan.h>
 
+#include "cases/device_copies.h"
 #include "cases/outputs.h"
 #include "cases/random_numbers.h"
 #include "cases/run_case.h"
@@ -169,13 +170,14 @@ bool would_serve(const std::string& kernel, const Case& c) {
   options.deterministic = true;
   const std::unique_ptr<Inputs> inputs = make_inputs(c, 0);
   const Outputs forward = make_forward_outputs(*inputs, Width::as_asked);
+  const Device device = device_of(kernel);
   if (direction_of(kernel) == Direction::forward) {
-    return Plan::make(forward_args(*inputs, forward), options).ok();
+    return Plan::make(as_on(device, forward_args(*inputs, forward)), options).ok();
   }
   const Saved saved{make_like_out(c, inputs->lengths, c.out_dtype()),
                     make_like_lse(c, inputs->lengths)};
   const Outputs backward = make_backward_outputs(*inputs, Width::as_asked);
-  return Plan::make(backward_args(*inputs, saved, backward), options).ok();
+  return Plan::make(as_on(device, backward_args(*inputs, saved, backward)), options).ok();
 }
 
 std::int64_t any_length(RandomNumbers& r) {

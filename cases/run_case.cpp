@@ -8,6 +8,7 @@
 
 #include <fovea/introspect.h>
 
+#include "cases/device_copies.h"
 #include "cases/sample.h"
 #include "cases/work.h"
 
@@ -24,7 +25,7 @@ constexpr double kMostDraws = 1;
 constexpr bool kJudgesLimits = true;
 constexpr double kMostDraws = 64;
 #endif
-constexpr double kDrawFlops = 5e7;
+constexpr double kDrawFlops = 5e7, kEmulatedDrawFlops = 2e6;
 /// Above this the oracle would take more than some ten seconds.
 constexpr double kOracleFlops = 2e10;
 
@@ -45,10 +46,43 @@ Status run_plain(const Args& args, const std::string& kernel) {
   return plan->run(args);
 }
 
+/// Where a call's memory lies: what is read, and what is written.
+struct Memory {
+  std::vector<const Buffer*> read, written;
+};
+
+/// Runs a plan on copies of the call's memory and brings back what was written. `stray`: says that
+/// something was written that should not have been.
+template <class Args>
+Status run_on_device(const Device& device, const Plan& plan, const Args& args, const Memory& memory,
+                     const Buffer& workspace, std::string& stray) {
+  DeviceCopies copies(device);
+  for (const auto* list : {&memory.read, &memory.written}) {
+    for (const Buffer* buffer : *list) {
+      if (Status s = copies.add(*buffer); !s.ok()) return s;
+    }
+  }
+  if (Status s = copies.add(workspace); !s.ok()) return s;
+  RunOptions run;
+  run.workspace = copies.address_of(workspace.data());
+  run.workspace_bytes = workspace.bytes();
+  if (Status s = plan.run(copies.moved(args), run); !s.ok()) return s;
+  if (Status s = synchronize(device); !s.ok()) return s;
+  for (const Buffer* buffer : memory.read) {
+    const Result<bool> unchanged = copies.unchanged(buffer->base());
+    if (!unchanged) return unchanged.status();
+    if (!*unchanged) stray = "inputs, or the bytes around them, were overwritten";
+  }
+  for (const Buffer* buffer : memory.written) {
+    if (Status s = copies.fetch(buffer->base()); !s.ok()) return s;
+  }
+  return copies.fetch(workspace.base());
+}
+
 /// The kernel's own reason where the library gives one, else the whole message.
 template <class Args>
 std::string refusal_of(const Args& args, const std::string& kernel, const Status& status) {
-  const auto reasons = why_not(args, options_for("", 0));
+  const auto reasons = why_not(as_on(device_of(kernel), args), options_for("", 0));
   if (reasons.ok()) {
     for (const PassedOver& entry : *reasons) {
       if (entry.kernel == kernel && !entry.reason.empty()) return entry.reason;
@@ -64,9 +98,10 @@ struct RunReport {
 };
 
 template <class Args>
-RunReport run_guarded(const Inputs& inputs, const Args& args, const Outputs& outputs,
-                      const std::string& kernel, int threads) {
-  Result<Plan> plan = Plan::make(args, options_for(kernel, threads));
+RunReport run_guarded(const Inputs& inputs, const Saved* saved, const Args& args,
+                      const Outputs& outputs, const std::string& kernel, int threads) {
+  const Device device = device_of(kernel);
+  Result<Plan> plan = Plan::make(as_on(device, args), options_for(kernel, threads));
   if (!plan) {
     const Status status = plan.status();
     if (status.code() == StatusCode::unsupported) return {refusal_of(args, kernel, status), true};
@@ -76,13 +111,39 @@ RunReport run_guarded(const Inputs& inputs, const Args& args, const Outputs& out
     return {fmt::format("{} was chosen instead", plan->report().kernel), false};
   }
   const Buffer workspace(plan->workspace_bytes());
-  RunOptions run;
-  run.workspace = workspace.data();
-  run.workspace_bytes = workspace.bytes();
-  if (Status status = plan->run(args, run); !status.ok()) return {status.message(), false};
+  Status status;
+  std::string stray;
+  if (device.type == DeviceType::cpu) {
+    RunOptions run;
+    run.workspace = workspace.data();
+    run.workspace_bytes = workspace.bytes();
+    status = plan->run(args, run);
+  } else {
+    status =
+        run_on_device(device, *plan, args, {buffers_read(inputs, saved), buffers_written(outputs)},
+                      workspace, stray);
+  }
+  if (!status.ok()) {
+    const bool refused = device.type != DeviceType::cpu && status.code() == StatusCode::unsupported;
+    return {status.message(), refused};
+  }
+  if (!stray.empty()) return {stray, false};
   if (!workspace.guards_intact()) return {"the bytes around the workspace were overwritten", false};
   if (!inputs.intact()) return {"inputs, or the bytes around them, were overwritten", false};
   return {outputs.stray_writes(), false};
+}
+
+/// Forward of a pair, whose results a backward kernel reads.
+Status run_forward(const Inputs& inputs, const Saved& made, const ForwardArgs& args,
+                   const std::string& kernel) {
+  const Device device = device_of(kernel);
+  if (device.type == DeviceType::cpu) return run_plain(args, kernel);
+  const Result<Plan> plan = Plan::make(as_on(device, args), options_for(kernel, 0));
+  if (!plan) return plan.status();
+  Memory memory{buffers_read(inputs, nullptr), {made.lse.buffer.get()}};
+  for (const Tensor& out : made.out) memory.written.push_back(out.buffer.get());
+  std::string stray;
+  return run_on_device(device, *plan, args, memory, Buffer(plan->workspace_bytes()), stray);
 }
 
 /// Asked before forward's results are computed, which nobody may be able to.
@@ -91,7 +152,7 @@ RunReport refuses_backward(const Inputs& inputs, const std::string& kernel) {
                     make_like_lse(inputs.c, inputs.lengths)};
   const Outputs outputs = make_backward_outputs(inputs, Width::as_asked);
   const BackwardArgs args = backward_args(inputs, saved, outputs);
-  const Result<Plan> plan = Plan::make(args, options_for(kernel, 0));
+  const Result<Plan> plan = Plan::make(as_on(device_of(kernel), args), options_for(kernel, 0));
   if (plan.ok() || plan.status().code() != StatusCode::unsupported) return {};
   return {refusal_of(args, kernel, plan.status()), true};
 }
@@ -107,7 +168,7 @@ Execution execute(PreparedCase& prepared, const std::string& kernel, Direction d
   Execution execution;
   if (direction == Direction::forward) {
     execution.outputs = make_forward_outputs(inputs, Width::as_asked);
-    execution.report = run_guarded(inputs, forward_args(inputs, execution.outputs),
+    execution.report = run_guarded(inputs, nullptr, forward_args(inputs, execution.outputs),
                                    execution.outputs, kernel, threads);
   } else {
     if (RunReport refusal = refuses_backward(inputs, kernel); refusal.refused) {
@@ -116,8 +177,9 @@ Execution execute(PreparedCase& prepared, const std::string& kernel, Direction d
     const Result<const Saved*> saved = prepared.saved(kernel);
     if (!saved) return {{}, {fmt::format("no forward: {}", saved.status().message()), false}};
     execution.outputs = make_backward_outputs(inputs, Width::as_asked);
-    execution.report = run_guarded(inputs, backward_args(inputs, **saved, execution.outputs),
-                                   execution.outputs, kernel, threads);
+    execution.report =
+        run_guarded(inputs, *saved, backward_args(inputs, **saved, execution.outputs),
+                    execution.outputs, kernel, threads);
   }
   return execution;
 }
@@ -207,10 +269,11 @@ Direction direction_of(std::string_view kernel) {
   return kernel.ends_with(".backward") ? Direction::backward : Direction::forward;
 }
 
-int draws_of(const Case& c) {
+int draws_of(const Case& c, bool emulated) {
   const double rows = static_cast<double>(c.batch * c.q_heads * c.q_len);
   const double flops = flops_of(c, Direction::forward);
-  const double draws = std::min({kMostDraws, std::ceil(kRowsWanted / rows), kDrawFlops / flops});
+  const double draws = std::min({kMostDraws, std::ceil(kRowsWanted / rows),
+                                 (emulated ? kEmulatedDrawFlops : kDrawFlops) / flops});
   const bool huge = c.layout == Layout::wide;  // as gigabytes of addresses are
   return rows == 0 || huge ? 1 : std::max(1, static_cast<int>(draws));
 }
@@ -267,7 +330,7 @@ Result<const Saved*> PreparedCase::saved(const std::string& kernel) {
   args.params = inputs_->params;
   for (const Tensor& out : made.out) args.out.add(out.view);
   args.lse = made.lse.view;
-  Status status = run_trusted(args, pair);
+  Status status = run_forward(*inputs_, made, args, pair);
   if (status.code() == StatusCode::unsupported) status = run_trusted(args, "cpu.reference.forward");
   if (!status.ok()) return status;
   found = saved_.emplace(pair, std::move(made)).first;
@@ -279,7 +342,7 @@ CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
   const Direction direction = direction_of(kernel);
   CaseResult result;
   result.sampled = prepared.sampled();
-  result.draws = draws_of(prepared.spec());
+  result.draws = draws_of(prepared.spec(), is_emulated(device_of(kernel)));
   std::vector<ErrorSums> sums;
   for (int n = 0; n < result.draws; ++n)
     if (!run_draw(prepared.draw(n), kernel, direction, threads.front(), sums, result))

@@ -23,7 +23,7 @@ enum class Direction : std::uint8_t { forward, backward };
 /// By the last word of a kernel's id.
 Direction direction_of(std::string_view kernel);
 
-/// Runs a kernel as it is, without the self-check; the caller judges the result.
+/// Runs a kernel of the CPU as it is, without the self-check; the caller judges the result.
 Status run_trusted(const ForwardArgs& args, const std::string& kernel);
 Status run_trusted(const BackwardArgs& args, const std::string& kernel);
 
@@ -40,8 +40,8 @@ struct CaseResult {
 
 /// How many sets of inputs a case is judged over. Chance decides the errors of a small tensor, the
 /// kernel's and the baseline's alike, so that small cases are drawn several times; the shape alone
-/// says how often.
-int draws_of(const Case& c);
+/// says how often, on an emulated device less often.
+int draws_of(const Case& c, bool emulated = false);
 
 /// A case with its inputs, and what the oracle and the baseline make of them, computed when first
 /// needed and kept for the next kernel.
@@ -75,8 +75,9 @@ class PreparedCase {
   std::map<std::string, Saved> saved_;  ///< by forward kernel
 };
 
-/// Runs `kernel` with each number of threads (0: the default): the first is judged by the numerics
-/// rule, over all draws of the inputs, the others must give the same bits.
+/// Runs `kernel`, on copies of the tensors where it is a device's, with each number of threads (0:
+/// the default): the first is judged by the numerics rule, over all draws of the inputs, the others
+/// must give the same bits.
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
                     const std::vector<int>& threads = {0});
 

@@ -80,8 +80,10 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
   row.direction = direction == cases::Direction::forward ? "forward" : "backward";
   row.flops = cases::flops_of(prepared.spec(), direction);
   row.read_bytes = cases::read_bytes_of(prepared.spec(), direction);
+  // Peaks are the CPU's: a device's kernel is measured without one.
+  const bool on_cpu = cases::device_of(kernel).type == DeviceType::cpu;
   const bool reads_take_longest =
-      row.read_bytes / machine.read_bytes > row.flops / machine.peaks.front().flops;
+      on_cpu && row.read_bytes / machine.read_bytes > row.flops / machine.peaks.front().flops;
   row.rounds = settings.rounds;
   row.check = "not checked";
   if (!settings.no_check) {
@@ -103,11 +105,14 @@ Result<BenchRow> measure(const Settings& settings, cases::PreparedCase& prepared
   row.kernel = ours->kernel();
   row.peer = peer;
   row.workspace_bytes = ours->workspace_bytes();
+  for (const DeviceInfo& info : devices()) {
+    if (!on_cpu && info.device == ours->device()) row.device = info.name;
+  }
 
-  const std::string peak_set = peak_set_of(row.kernel);
+  const std::string peak_set = on_cpu ? peak_set_of(row.kernel) : "";
   std::vector<double> times, peer_times, ratios, peaks, reads;
   for (int round = -1; round < settings.rounds; ++round) {  // round -1 warms up
-    const double peak = measure_peak(peak_set, machine.threads, kPeakSeconds);
+    const double peak = on_cpu ? measure_peak(peak_set, machine.threads, kPeakSeconds) : 0;
     const double read =
         reads_take_longest ? measure_read_bandwidth(machine.threads, kPeakSeconds) : 0;
     const Result<double> time = ours->time(settings.min_time);

@@ -7,6 +7,7 @@
 
 #include <fovea/plan.h>
 
+#include "cases/device_copies.h"
 #include "cases/run_case.h"
 
 namespace fovea::cli {
@@ -20,13 +21,15 @@ Spread spread_of(std::vector<double> values);
 /// One kernel ready to run on a case's inputs.
 class Contestant {
  public:
-  /// `kernel` empty: the library's choice.
+  /// `kernel` empty: the library's choice on the CPU. A kernel of a device gets copies of the case.
   static Result<Contestant> make(cases::PreparedCase& prepared, cases::Direction direction,
                                  const std::string& kernel, int threads);
 
   [[nodiscard]] const std::string& kernel() const { return plan_->report().kernel; }
   [[nodiscard]] std::size_t workspace_bytes() const { return plan_->workspace_bytes(); }
-  /// Runs for about `seconds` and at least once; returns the seconds of one run.
+  [[nodiscard]] const Device& device() const { return plan_->report().device; }
+  /// Runs for about `seconds` and at least once; returns the seconds of one run by the host's
+  /// clock. On a device many runs are queued before they are waited for.
   Result<double> time(double seconds) const;
 
  private:
@@ -38,6 +41,7 @@ class Contestant {
   BackwardArgs backward_;
   cases::Direction direction_ = cases::Direction::forward;
   std::shared_ptr<const cases::Buffer> workspace_;
+  std::shared_ptr<cases::DeviceCopies> copies_;  ///< of a device's kernel
   std::optional<Plan> plan_;
 };
 

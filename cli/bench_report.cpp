@@ -31,14 +31,18 @@ void print_machine(const Machine& machine) {
 
 void print_row(const BenchRow& row) {
   const double rate = row.flops / row.seconds.median;
-  fmt::print("\n{} {}\n", row.case_name, row.direction);
+  fmt::print("\n{} {}{}{}\n", row.case_name, row.direction, row.device.empty() ? "" : " on ",
+             row.device);
   fmt::print("  result {}\n", row.check);
+  const std::string share =
+      row.peak_flops > 0 ? fmt::format(", {:.1f} % of the peak ({:.1f} GFLOP/s between the rounds)",
+                                       100 * rate / row.peak_flops, row.peak_flops * 1e-9)
+                         : std::string();
   fmt::print(
-      "  {:<24} {:10.3f} ms (quartiles {:.3f} to {:.3f}), {:.4f} TFLOP/s, {:.1f} % of the "
-      "peak ({:.1f} GFLOP/s between the rounds), workspace {:.2f} MiB\n",
+      "  {:<24} {:10.3f} ms (quartiles {:.3f} to {:.3f}), {:.4f} TFLOP/s{}, workspace {:.2f} MiB\n",
       row.kernel, row.seconds.median * 1e3, row.seconds.lower_quartile * 1e3,
-      row.seconds.upper_quartile * 1e3, rate * 1e-12, 100 * rate / row.peak_flops,
-      row.peak_flops * 1e-9, static_cast<double>(row.workspace_bytes) / 1048576);
+      row.seconds.upper_quartile * 1e3, rate * 1e-12, share,
+      static_cast<double>(row.workspace_bytes) / 1048576);
   if (row.machine_read_bytes > 0) {
     const double read = row.read_bytes / row.seconds.median;
     fmt::print(
@@ -75,9 +79,12 @@ std::string bench_json(const Machine& machine, const std::vector<BenchRow>& rows
                           {"rounds", row.rounds},
                           {"workspace_bytes", row.workspace_bytes},
                           {"seconds", json_of(row.seconds)},
-                          {"flops_per_second", rate},
-                          {"peak_flops_per_second", row.peak_flops},
-                          {"share_of_peak", rate / row.peak_flops}};
+                          {"flops_per_second", rate}};
+    if (!row.device.empty()) entry["device"] = row.device;
+    if (row.peak_flops > 0) {
+      entry["peak_flops_per_second"] = row.peak_flops;
+      entry["share_of_peak"] = rate / row.peak_flops;
+    }
     if (row.machine_read_bytes > 0) {
       const double read = row.read_bytes / row.seconds.median;
       entry["read_bytes"] = row.read_bytes;

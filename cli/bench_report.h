@@ -22,12 +22,14 @@ struct Machine {
 
 struct BenchRow {
   std::string case_name, direction, kernel, peer, check;
+  std::string device;  ///< of the kernel, where that is not the machine's CPU
   double flops = 0;
   std::size_t workspace_bytes = 0;
   Spread seconds, peer_seconds;
-  Spread ratio;                   ///< peer's time over ours, round by round
-  double peak_flops = 0;          ///< median of the measurements between the rounds
-  double read_bytes = 0;          ///< that have to be read at least
+  Spread ratio;           ///< peer's time over ours, round by round
+  double peak_flops = 0;  ///< median of the measurements between the rounds; 0: of a device,
+                          ///< whose peak is not measured
+  double read_bytes = 0;  ///< that have to be read at least
   double machine_read_bytes = 0;  ///< a second, like peak_flops; 0 unless reads take longest
   int rounds = 0;
 };

@@ -1,5 +1,6 @@
 // fovea check: every kernel on every case, judged by the f64 oracle.
 #include <algorithm>
+#include <cstdlib>
 #include <map>
 #include <memory>
 #include <optional>
@@ -29,6 +30,8 @@ struct Settings {
   std::int64_t random = 0, min_executed = 1;
   std::uint64_t seed = 0;
   bool has_seed = false, whole = false, list = false, json = false, verbose = false;
+  bool emulate = false;
+  std::optional<std::uint64_t> schedule;
   std::vector<int> threads{0};
 };
 
@@ -152,7 +155,32 @@ void run_jobs(const Settings& settings, const std::vector<Job>& jobs, CheckRepor
   }
 }
 
+/// Lets the library emulate a CUDA device, which it decides when it is first asked for one.
+Status start_emulation(const Settings& settings) {
+  ::setenv("FOVEA_CUDA_EMULATE", "1", 1);
+  if (settings.schedule) {
+    ::setenv("FOVEA_CUDA_SEED", std::to_string(*settings.schedule).c_str(), 1);
+  }
+  const std::vector<DeviceInfo> all = devices();
+  const bool there =
+      std::any_of(all.begin(), all.end(), [](const DeviceInfo& info) { return info.emulated; });
+  if (there) return {};
+  return {StatusCode::unsupported,
+          "this build emulates no CUDA device (configure it with FOVEA_EMULATE_CUDA=ON)"};
+}
+
+std::string emulation_options(const Settings& settings) {
+  if (!settings.emulate) return {};
+  return settings.schedule ? fmt::format(" --emulate --seed-schedule {}", *settings.schedule)
+                           : " --emulate";
+}
+
 int run_check(const Settings& settings) {
+  if (settings.emulate) {
+    if (Status s = start_emulation(settings); !s.ok()) {
+      return complain("check", s.message(), kFailure);
+    }
+  }
   Result<std::vector<Entry>> entries = named_entries(settings);
   if (!entries) return complain("check", entries.status().message(), kUsage);
   if (Status s = apply_filter(settings.filter, *entries); !s.ok()) {
@@ -160,7 +188,7 @@ int run_check(const Settings& settings) {
   }
   const Result<std::vector<KernelInfo>> chosen = kernels_matching(settings.patterns);
   if (!chosen) return complain("check", chosen.status().message(), kUsage);
-  CheckReport report;
+  CheckReport report(emulation_options(settings));
   std::vector<std::string> kernels;
   for (const KernelInfo& kernel : *chosen) {
     if (!kernel.available) {
@@ -231,6 +259,13 @@ void add_check_command(CLI::App& app, int& exit_code) {
                    "0 = default")
       ->delimiter(',')
       ->check(CLI::Range(0, 1024));
+  CLI::Option* emulate = command->add_flag(
+      "--emulate", s.emulate, "CUDA kernels run on an emulated device, which finds their races");
+  command
+      ->add_option("--seed-schedule", s.schedule,
+                   "In which order the emulated device lets threads run (default 1)")
+      ->check(seed_value())
+      ->needs(emulate);
   command->add_option("--min-executed", s.min_executed, "Fail when fewer cases were executed")
       ->capture_default_str();
   command->add_flag("--list", s.list, "List the cases and their hazards, and stop");

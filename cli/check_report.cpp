@@ -27,7 +27,7 @@ void CheckReport::add(const std::string& kernel, const std::string& case_name,
       const std::string with_seed = seed ? fmt::format(" --seed {}", *seed) : "";
       failures_.push_back(
           {kernel, case_name, result.reason,
-           fmt::format("fovea check --kernel {} {}{}", kernel, case_name, with_seed)});
+           fmt::format("fovea check{} --kernel {} {}{}", options_, kernel, case_name, with_seed)});
       break;
     }
   }

@@ -5,6 +5,7 @@
 #include <map>
 #include <optional>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "cases/run_case.h"
@@ -13,6 +14,9 @@ namespace fovea::cli {
 
 class CheckReport {
  public:
+  /// `options`: what a reproducer needs besides kernel, case and seed.
+  explicit CheckReport(std::string options) : options_(std::move(options)) {}
+
   /// `seed`: the one to name in the reproducer; none where the case's own was used.
   void add(const std::string& kernel, const std::string& case_name,
            std::optional<std::uint64_t> seed, const cases::CaseResult& result);
@@ -32,6 +36,7 @@ class CheckReport {
     std::string kernel, case_name, reason, reproducer;
   };
 
+  std::string options_;
   std::int64_t passed_ = 0, failed_ = 0, skipped_ = 0;
   std::vector<std::string> kernels_;  ///< in order of first use
   std::map<std::string, Counts> counts_;

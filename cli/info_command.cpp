@@ -1,5 +1,6 @@
 // fovea info: devices, kernels, absent backends, and why a kernel would not serve a case.
 #include <memory>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -9,6 +10,7 @@
 
 #include <fovea/fovea.h>
 
+#include "cases/device_copies.h"
 #include "cases/outputs.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
@@ -54,13 +56,16 @@ void print_kernels(const char* direction) {
 void print_info() {
   fmt::print("fovea {}  {}\n", version(), library_path());
   for (const DeviceInfo& device : devices()) {
-    fmt::print("device {}:{}  {}  ({} threads; {})\n", name_of(device.device.type),
-               device.device.index, device.name, device.threads, device.capabilities);
+    const std::string threads = device.device.type == DeviceType::cpu
+                                    ? fmt::format("{} threads; ", device.threads)
+                                    : std::string();
+    fmt::print("device {}:{}  {}  ({}{})\n", name_of(device.device.type), device.device.index,
+               device.name, threads, device.capabilities);
   }
   print_kernels("forward");
   print_kernels("backward");
   const std::vector<AbsentBackend> absent = absent_backends();
-  if (!absent.empty()) fmt::print("\nbackends that are not part of this build\n");
+  if (!absent.empty()) fmt::print("\nbackends that are not part of this build or find no device\n");
   for (const AbsentBackend& backend : absent) {
     fmt::print("  {:<8} {}\n", backend.backend, backend.reason);
   }
@@ -74,17 +79,25 @@ nlohmann::ordered_json reasons_for(const cases::Case& spec) {
                            cases::make_like_lse(spec, inputs->lengths)};
   const cases::Outputs backward = cases::make_backward_outputs(*inputs, cases::Width::as_asked);
   nlohmann::ordered_json reasons;
-  const auto add = [&](const char* direction, const Result<std::vector<PassedOver>>& answers) {
+  // Each kernel is asked about tensors on its own kind of device.
+  std::set<DeviceType> types;
+  for (const KernelInfo& kernel : kernels()) types.insert(kernel.device);
+  const auto add = [&](const char* direction, const auto& args) {
     nlohmann::ordered_json& list = reasons[direction];
     list = nlohmann::ordered_json::object();
-    if (!answers) {
-      list["every kernel"] = answers.status().message();
-      return;
+    for (const DeviceType type : types) {
+      const auto answers = why_not(cases::as_on({type, 0}, args));
+      if (!answers) {
+        list["every kernel"] = answers.status().message();
+        return;
+      }
+      for (const PassedOver& entry : *answers) {
+        if (cases::device_of(entry.kernel).type == type) list[entry.kernel] = entry.reason;
+      }
     }
-    for (const PassedOver& entry : *answers) list[entry.kernel] = entry.reason;
   };
-  add("forward", why_not(cases::forward_args(*inputs, forward)));
-  add("backward", why_not(cases::backward_args(*inputs, saved, backward)));
+  add("forward", cases::forward_args(*inputs, forward));
+  add("backward", cases::backward_args(*inputs, saved, backward));
   return reasons;
 }
 

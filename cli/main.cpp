@@ -31,7 +31,8 @@ int main(int argc, char** argv) {
   app.require_subcommand(1);
   app.footer(
       "Exit status: 0 success, 1 a failed run or check, 2 wrong usage.\n"
-      "Environment: FOVEA_KERNEL, FOVEA_BACKEND, FOVEA_CPU_ISA, FOVEA_NUM_THREADS, FOVEA_PROOF.");
+      "Environment: FOVEA_KERNEL, FOVEA_BACKEND, FOVEA_CPU_ISA, FOVEA_NUM_THREADS, FOVEA_PROOF, "
+      "FOVEA_CUDA_EMULATE.");
   int exit_code = kSuccess;
   add_info_command(app, exit_code);
   add_check_command(app, exit_code);

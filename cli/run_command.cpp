@@ -10,6 +10,7 @@
 
 #include <fovea/fovea.h>
 
+#include "cases/device_copies.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
 #include "cli/run_options.h"
@@ -44,6 +45,7 @@ class Results {
     files_.push_back({std::move(*place), &arrays_.back()});
     return {};
   }
+  [[nodiscard]] std::deque<io::Array>& arrays() { return arrays_; }
   [[nodiscard]] Status check() const { return io::check_types(files_); }
   [[nodiscard]] Status store() const { return io::store_tensors(files_); }
 
@@ -137,6 +139,26 @@ std::string counterpart(const std::string& kernel) {
   return kernel.substr(0, kernel.size() - kForward.size()) + ".backward";
 }
 
+/// Copies of all tensors of a call on its device.
+Status copy_all(LoadedCall& call, Results& results, cases::DeviceCopies& copies) {
+  for (std::deque<io::Array>* arrays : {&call.arrays(), &results.arrays()}) {
+    for (io::Array& array : *arrays) {
+      if (Status status = copies.add(array.data.data(), array.data.size()); !status.ok()) {
+        return status;
+      }
+    }
+  }
+  return {};
+}
+
+Status fetch_results(Results& results, const Device& device, cases::DeviceCopies& copies) {
+  if (Status status = synchronize(device); !status.ok()) return status;
+  for (io::Array& array : results.arrays()) {
+    if (Status status = copies.fetch(array.data.data()); !status.ok()) return status;
+  }
+  return flush();
+}
+
 Status compute_and_store(const RunSettings& s) {
   LoadedCall call;
   if (Status status = call.load(s); !status.ok()) return status;
@@ -151,12 +173,19 @@ Status compute_and_store(const RunSettings& s) {
   }
   if (Status status = results.check(); !status.ok()) return status;
 
+  const Device device = device_of(s);
+  const bool on_cpu = device.type == DeviceType::cpu;
+  cases::DeviceCopies copies(device);
+  if (!on_cpu) {
+    if (Status status = copy_all(call, results, copies); !status.ok()) return status;
+  }
+  const auto placed = [&](const auto& args) { return on_cpu ? args : copies.moved(args); };
   CallOptions options;
   options.plan.choice = {s.kernel, s.backend, s.strict};
   options.plan.self_check = !s.no_self_check;
   options.plan.num_threads = s.threads;
   Report report;
-  if (Status status = forward(forward_args, options, &report); !status.ok()) return status;
+  if (Status status = forward(placed(forward_args), options, &report); !status.ok()) return status;
   print_report(report);
   if (s.backward) {
     backward_args.out = TensorView(forward_args.out.segments[0].tensor);
@@ -164,8 +193,12 @@ Status compute_and_store(const RunSettings& s) {
     backward_args.dout = call.dout;
     backward_args.dlse = call.dlse;
     options.plan.choice.kernel = counterpart(s.kernel);
-    if (Status status = backward(backward_args, options, &report); !status.ok()) return status;
+    if (Status status = backward(placed(backward_args), options, &report); !status.ok())
+      return status;
     print_report(report);
+  }
+  if (!on_cpu) {
+    if (Status status = fetch_results(results, device, copies); !status.ok()) return status;
   }
   return results.store();
 }

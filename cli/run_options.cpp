@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <charconv>
 #include <initializer_list>
+#include <string_view>
 #include <utility>
 
 #include <CLI/CLI.hpp>
@@ -32,6 +33,18 @@ std::optional<std::int64_t> read_side(const std::string& text) {
   const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), side);
   const bool whole = error == std::errc{} && end == text.data() + text.size();
   return whole && side >= 0 ? std::optional(side) : std::nullopt;
+}
+
+std::optional<Device> read_device(std::string_view text) {
+  if (text == "cpu") return Device{};
+  if (text == "cuda") return Device{DeviceType::cuda, 0};
+  constexpr std::string_view kNumbered = "cuda:";
+  if (!text.starts_with(kNumbered)) return {};
+  text.remove_prefix(kNumbered.size());
+  Device device{DeviceType::cuda, 0};
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), device.index);
+  const bool whole = error == std::errc{} && end == text.data() + text.size();
+  return whole && device.index >= 0 ? std::optional(device) : std::nullopt;
 }
 
 CLI::Validator window_side() {
@@ -139,6 +152,14 @@ void add_semantics(CLI::App& command, RunSettings& s) {
 void add_choice(CLI::App& command, RunSettings& s) {
   const char* group = "How it is served";
   command
+      .add_option("--device", s.device, "cpu, cuda or cuda:N; tensors are copied there and back")
+      ->check([](const std::string& text) {
+        return read_device(text) ? std::string()
+                                 : fmt::format("must be cpu, cuda or cuda:N; got '{}'", text);
+      })
+      ->capture_default_str()
+      ->group(group);
+  command
       .add_option("--kernel", s.kernel,
                   "Forward kernel to use, e.g. cpu.avx2.forward; backward "
                   "takes its counterpart")
@@ -239,6 +260,8 @@ void add_run_options(CLI::App& command, RunSettings& settings) {
   add_choice(command, settings);
   add_needs(command);
 }
+
+Device device_of(const RunSettings& settings) { return *read_device(settings.device); }
 
 std::vector<std::string> outputs_of(const RunSettings& s) {
   std::vector<std::string> files = {s.out, s.lse, s.dq, s.dk, s.dv, s.dmask, s.dsinks};

@@ -40,7 +40,7 @@ struct RunSettings {
   bool f32_out = false, f32_grads = false, tf32 = false;
 
   bool backward = false;
-  std::string kernel, backend;
+  std::string device = "cpu", kernel, backend;
   bool strict = false, no_self_check = false;
   int threads = 0;
 };
@@ -49,6 +49,9 @@ void add_run_options(CLI::App& command, RunSettings& settings);
 
 /// What is wrong with the options together; files are not read for it.
 Status check_usage(const RunSettings& settings);
+
+/// The device to compute on.
+Device device_of(const RunSettings& settings);
 
 /// The files to be written.
 std::vector<std::string> outputs_of(const RunSettings& settings);
@@ -62,6 +65,8 @@ class LoadedCall {
   Operand dout;
   TensorView dlse;
   DType compute = DType::none;  ///< as far as dtypes tell; the library decides
+
+  [[nodiscard]] std::deque<io::Array>& arrays() { return arrays_; }
 
  private:
   /// An absent view for an empty name.

@@ -20,7 +20,7 @@
 
 namespace fovea {
 
-// Declare every kernel of the lists.
+// Declare every kernel of the lists. CUDA's rows name no instruction set.
 #define FOVEA_KERNEL(symbol, source, instruction_set) \
   FOVEA_ROW_##instruction_set(extern const Kernel symbol;)
 #include "cpu/kernels.def"
@@ -31,10 +31,7 @@ namespace fovea {
 #undef FOVEA_KERNEL
 #endif
 
-extern const Backend cpu_backend;
-#if FOVEA_HAS_CUDA
-extern const Backend cuda_backend;
-#endif
+extern const Backend cpu_backend, cuda_backend;
 
 namespace {
 
@@ -52,12 +49,11 @@ constexpr std::array kKernels = std::to_array<const Kernel*>({
 
 static_assert(kKernels.size() <= kMaxKernels);
 
-constexpr std::array kBackends = {
-    &cpu_backend,
 #if FOVEA_HAS_CUDA
-    &cuda_backend,
+constexpr std::array kBackends = {&cpu_backend, &cuda_backend};
+#else
+constexpr std::array kBackends = {&cpu_backend};
 #endif
-};
 
 }  // namespace
 

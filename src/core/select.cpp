@@ -61,8 +61,7 @@ Status check_names(const Problem& problem, const EffectiveChoice& choice) {
 
 bool is_exclusion(RefusalCode code) {
   return code == RefusalCode::not_chosen || code == RefusalCode::explicit_only ||
-         code == RefusalCode::instruction_set || code == RefusalCode::limited_by_env ||
-         code == RefusalCode::device_type;
+         code == RefusalCode::instruction_set || code == RefusalCode::limited_by_env;
 }
 
 std::string reasons(const Selection& selection, const Problem& problem) {
@@ -70,8 +69,7 @@ std::string reasons(const Selection& selection, const Problem& problem) {
   bool excluded = false;
   for (const Considered& c : selection.passed_over) {
     excluded = excluded || c.refusal.code == RefusalCode::not_chosen;
-    if (c.refusal.code == RefusalCode::not_chosen || c.refusal.code == RefusalCode::device_type)
-      continue;
+    if (c.refusal.code == RefusalCode::not_chosen) continue;
     text += fmt::format("{}{} — {}", text.empty() ? "" : "; ", c.kernel->id, render(c.refusal));
   }
   if (!text.empty()) return text;
@@ -126,7 +124,7 @@ Result<Selection> select(const Problem& problem, const EffectiveChoice& choice, 
   FOVEA_RETURN_IF_ERROR(check_names(problem, choice));
   Selection selection;
   for (const Kernel* kernel : kernel_table()) {
-    if (kernel->direction != problem.direction) continue;
+    if (kernel->direction != problem.direction || kernel->device != problem.device.type) continue;
     Refusal refusal = consider(*kernel, problem, choice);
     if (refusal.serves() && self_check) refusal = check_instantiation(*kernel, problem);
     if (refusal.serves()) {

@@ -34,9 +34,9 @@ EffectiveChoice effective_choice(const Choice& choice);
 /// Why `kernel` would not serve `problem` under `choice`, without running a self-check.
 Refusal consider(const Kernel& kernel, const Problem& problem, const EffectiveChoice& choice);
 
-/// Chooses. With `self_check`, a kernel must pass its check for the problem's class to be chosen.
-/// Errors: an unknown name (invalid); an explicit choice that cannot serve, nothing that serves, or
-/// a fallback under strict (unsupported).
+/// Chooses among the kernels of the tensors' kind of device. With `self_check`, a kernel must pass
+/// its check for the problem's class to be chosen. Errors: an unknown name (invalid); an explicit
+/// choice that cannot serve, nothing that serves, or a fallback under strict (unsupported).
 Result<Selection> select(const Problem& problem, const EffectiveChoice& choice, bool self_check);
 
 }  // namespace fovea

@@ -1,9 +1,6 @@
 // CUDA as a backend: its devices, and the runtime as dispatch's queue.
 #include "contract/backend.h"
 
-#include <functional>
-#include <thread>
-
 #include "cuda/runtime.h"
 
 namespace fovea {
@@ -31,14 +28,6 @@ Status merge(const MergeProblem&) {
   return {StatusCode::unsupported, "[merge] the CUDA backend has no merge kernel yet"};
 }
 
-/// cudaStreamPerThread stands for another stream in every thread; other handles name their stream.
-std::uint64_t queue_of(int, void* stream) {
-  const auto handle = reinterpret_cast<std::uintptr_t>(stream);
-  constexpr std::uintptr_t kPerThread = 2;
-  if (handle != kPerThread) return handle;
-  return std::hash<std::thread::id>()(std::this_thread::get_id());
-}
-
 Result<void*> record(int device, void* stream) {
   const Result<cuda::Mark> mark = runtime().record(device, stream);
   if (!mark.ok()) return mark.status();
@@ -62,7 +51,7 @@ const DeviceQueue kQueue = {
     [](int device, void* stream) { return runtime().synchronize(device, stream); },
     [](int device) { return runtime().own_stream(device); },
     [](int device, void* stream) { return runtime().capturing(device, stream); },
-    queue_of,
+    [](int device, void* stream) { return runtime().stream_id(device, stream); },
     record,
     finished};
 

@@ -5,6 +5,7 @@
 #pragma once
 
 #include <cstddef>
+#include <cstdint>
 #include <span>
 #include <string>
 
@@ -45,6 +46,8 @@ class Runtime {
   virtual Status clear(int device, void* data, std::size_t bytes, void* stream) = 0;
   /// Whether the stream is being captured into a graph.
   virtual Result<bool> capturing(int device, void* stream) = 0;
+  /// Names a stream for as long as the process lives; handles are used again.
+  virtual std::uint64_t stream_id(int device, void* stream) = 0;
   /// Marks come from a pool, which grows to as many as are unspent at one time.
   virtual Result<Mark> record(int device, void* stream) = 0;
   /// Whether all before the mark is done. Then, and after an error, the mark is spent and empty.

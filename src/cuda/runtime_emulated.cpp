@@ -32,6 +32,10 @@ class EmulatedRuntime final : public Runtime {
 
   Result<bool> capturing(int, void*) override { return streams.load().capturing; }
 
+  std::uint64_t stream_id(int, void* stream) override {
+    return reinterpret_cast<std::uintptr_t>(stream);
+  }
+
   Result<Mark> record(int device, void*) override { return Mark{device, this}; }
 
   Result<bool> completed(Mark& mark) override {

@@ -152,6 +152,14 @@ class RealRuntime final : public Runtime {
     return state != cudaStreamCaptureStatusNone;
   }
 
+  std::uint64_t stream_id(int device, void* stream) override {
+    unsigned long long id = 0;
+    const Status status = on_device(device, "cudaStreamGetId", [&] {
+      return cudaStreamGetId(static_cast<cudaStream_t>(stream), &id);
+    });
+    return status.ok() ? id : reinterpret_cast<std::uintptr_t>(stream);
+  }
+
   Result<Mark> record(int device, void* stream) override {
     Mark mark{device, nullptr};
     const auto take = [&] {

@@ -317,12 +317,12 @@ TEST(BackwardRefusals, PagedCacheHasNoBackward) {
 TEST(Devices, AbsentBackendsSayWhy) {
   Call call;
   ForwardArgs args = call.forward_args();
-  const Device cuda{DeviceType::cuda, 0};
+  const Device metal{DeviceType::metal, 0};
   for (Operand* operand : {&args.params.q, &args.params.k, &args.params.v})
-    operand->segments[0].tensor.device = cuda;
-  args.out.segments[0].tensor.device = args.lse.device = cuda;
+    operand->segments[0].tensor.device = metal;
+  args.out.segments[0].tensor.device = args.lse.device = metal;
   expect_error(forward(args), StatusCode::unsupported,
-               "[forward] device cuda:0 cannot be used: the CUDA backend is not part of this "
+               "[forward] device metal:0 cannot be used: the Metal backend is not part of this "
                "version");
 }
 

@@ -3,59 +3,20 @@
 // instruction set that this machine has.
 #include "cases/table.h"
 
-#include <iostream>
-#include <map>
 #include <set>
 
-#include <gtest/gtest.h>
-
-#include <fovea/introspect.h>
-
+#include "cases/device_copies.h"
 #include "cases/random_case.h"
-#include "cases/run_case.h"
 #include "cases/work.h"
+#include "tally.h"
 
 namespace fovea::cases {
 namespace {
 
-class Tally {
- public:
-  void add(const std::string& kernel, const std::string& name, const CaseResult& result) {
-    switch (result.outcome) {
-      case Outcome::passed:
-        ++executed_[kernel];
-        break;
-      case Outcome::refused:
-        ++skips_[kernel][result.reason];
-        break;
-      case Outcome::failed:
-        ++executed_[kernel];
-        ADD_FAILURE() << result.reason << "\n  fovea check --kernel " << kernel << " " << name;
-        break;
-    }
-  }
-  [[nodiscard]] std::int64_t executed(const std::string& kernel) const {
-    const auto found = executed_.find(kernel);
-    return found == executed_.end() ? 0 : found->second;
-  }
-  void print() const {
-    for (const auto& [kernel, count] : executed_) {
-      std::cout << kernel << ": " << count << " executed\n";
-    }
-    for (const auto& [kernel, reasons] : skips_) {
-      for (const auto& [reason, count] : reasons) {
-        std::cout << "  skipped " << kernel << " " << count << " x " << reason << "\n";
-      }
-    }
-  }
-
- private:
-  std::map<std::string, std::int64_t> executed_;
-  std::map<std::string, std::map<std::string, std::int64_t>> skips_;
-};
-
+/// Emulated devices have a test of their own, tests/emulated: they are slow.
 std::vector<KernelInfo> available_kernels() {
   std::vector<KernelInfo> list = kernels();
+  std::erase_if(list, [](const KernelInfo& kernel) { return is_emulated({kernel.device, 0}); });
   std::erase_if(list, [](const KernelInfo& kernel) {
     if (!kernel.available) {
       std::cout << "not available: " << kernel.id << " (" << kernel.reason << ")\n";
@@ -70,6 +31,7 @@ std::int64_t least_executed(const KernelInfo& kernel) {
   if (kernel.family == "reference" || kernel.family == "baseline") {
     return kernel.direction == "forward" ? 300 : 290;
   }
+  if (kernel.device != DeviceType::cpu) return 100;
   if (kernel.id.find("_decode") != std::string::npos) return 105;  // few queries
   if (kernel.specialist) return 18;                                // bf16
   if (kernel.family == "flash") return kernel.direction == "forward" ? 300 : 295;

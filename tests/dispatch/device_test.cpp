@@ -170,7 +170,8 @@ TEST_F(OnDevice, RunsBeforeAResetAreNotCountedAfterIt) {
 
 TEST_F(OnDevice, ARefusedLaunchIsAStatusAndNeverProved) {
   behaviour().queued_fails = true;
-  expect_error(run(), StatusCode::device, "[fake] the launch was refused");
+  Job job("fails");
+  expect_error(run(&first_stream, &job), StatusCode::device, "[fake] the launch was refused");
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_EQ(lines[0],
             "[fovea] NOT used fake.queued.forward — [fake] the launch was refused; nothing served "

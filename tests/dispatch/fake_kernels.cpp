@@ -78,6 +78,10 @@ Status queued_run(const Problem& problem, const Launch& launch) {
     if (now.workspace_bytes > 0) std::memset(launch.workspace, 0xFF, now.workspace_bytes);
     if (now.queued_is_wrong && problem.direction == Direction::forward)
       return wrong_run(problem, {});
+    if (now.queued_writes == Behaviour::Stray::input)
+      *static_cast<std::uint8_t*>(const_cast<void*>(problem.q().data)) = 1;
+    if (now.queued_writes == Behaviour::Stray::around)
+      static_cast<std::uint8_t*>(problem.out.data)[-1] = 1;
     const ThreadPool pool = ThreadPool::inline_calls();
     std::vector<std::byte> scratch(kOracle.workspace_bytes(problem, 1) + 64);
     Launch inner;
@@ -87,6 +91,11 @@ Status queued_run(const Problem& problem, const Launch& launch) {
     return kOracle.run(problem, inner);
   });
   return {};
+}
+
+template <const Kernel& kOracle>
+Refusal queued_supports(const Problem& problem) {
+  return kOracle.supports(problem);
 }
 
 Refusal device_available(const Device& device) {
@@ -101,7 +110,7 @@ const Kernel fake_queued_forward = {"fake.queued.forward",
                                     DeviceType::cuda,
                                     false,
                                     device_available,
-                                    serves,
+                                    queued_supports<cpu_reference_forward>,
                                     best_workspace,
                                     queued_run<cpu_reference_forward>};
 const Kernel fake_queued_backward = {"fake.queued.backward",
@@ -111,7 +120,7 @@ const Kernel fake_queued_backward = {"fake.queued.backward",
                                      DeviceType::cuda,
                                      false,
                                      device_available,
-                                     serves,
+                                     queued_supports<cpu_reference_backward>,
                                      best_workspace,
                                      queued_run<cpu_reference_backward>};
 

@@ -1,6 +1,8 @@
 // A composition root of the test's own: kernels that refuse, fail or compute nonsense on request.
 #pragma once
 
+#include <cstdint>
+
 #include "contract/kernel.h"
 
 namespace fovea::test {
@@ -15,6 +17,7 @@ struct Behaviour {
   bool queued_fails = false;       ///< run() of the device's kernel
   bool queued_fails_late = false;  ///< its work, when it happens
   bool queued_is_wrong = false;
+  enum class Stray : std::uint8_t { none, input, around } queued_writes = Stray::none;
   const void* seen_workspace = nullptr;
   int runs = 0;
 };

@@ -1,0 +1,77 @@
+// CUDA kernels on an emulated device, on the small cases of the table: calls of a tile or two with
+// a ragged tail, and every feature.
+#include "cases/table.h"
+
+#include <algorithm>
+#include <cctype>
+#include <cstdlib>
+#include <set>
+#include <sstream>
+#include <vector>
+
+#include "../cases/tally.h"
+#include "cases/device_copies.h"
+#include "cases/work.h"
+
+namespace fovea::cases {
+namespace {
+
+/// Set before anybody asks the library for its devices.
+const bool asked_for_emulation = ::setenv("FOVEA_CUDA_EMULATE", "1", 1) == 0;
+
+/// Words of a name without their numbers: what kinds of things a case has.
+std::set<std::string> kinds_of(const std::string& name) {
+  std::set<std::string> kinds;
+  std::istringstream words(name);
+  for (std::string word; std::getline(words, word, '_');) {
+    std::erase_if(word, [](unsigned char c) { return std::isdigit(c) || c == '.'; });
+    kinds.insert(word);
+  }
+  return kinds;
+}
+
+/// Cases of little work, and of the others, the smaller first, those with something that no smaller
+/// one has.
+std::vector<const TableEntry*> small_cases() {
+  constexpr double kLittle = 1e6;
+  std::vector<const TableEntry*> all, chosen;
+  for (const TableEntry& entry : table()) all.push_back(&entry);
+  const auto work = [](const TableEntry* entry) {
+    return flops_of(entry->spec, Direction::forward);
+  };
+  std::stable_sort(all.begin(), all.end(),
+                   [&](const TableEntry* a, const TableEntry* b) { return work(a) < work(b); });
+  std::set<std::string> seen;
+  for (const TableEntry* entry : all) {
+    const std::size_t before = seen.size();
+    seen.merge(kinds_of(entry->name));
+    if (work(entry) <= kLittle || seen.size() > before) chosen.push_back(entry);
+  }
+  return chosen;
+}
+
+TEST(EmulatedDevice, SmallCasesOfTheTable) {
+  ASSERT_TRUE(asked_for_emulation);
+  std::vector<KernelInfo> emulated = kernels();
+  std::erase_if(emulated, [](const KernelInfo& kernel) {
+    return !kernel.available || !is_emulated({kernel.device, 0});
+  });
+  if (emulated.empty()) GTEST_SKIP() << "this build has no kernels for an emulated device";
+  const std::vector<const TableEntry*> chosen = small_cases();
+  ASSERT_GE(chosen.size(), 150u);
+  Tally tally(" --emulate");
+  for (const TableEntry* entry : chosen) {
+    PreparedCase prepared(entry->spec, default_seed(entry->spec));
+    for (const KernelInfo& kernel : emulated) {
+      tally.add(kernel.id, entry->name, run_case(prepared, kernel.id));
+    }
+  }
+  tally.print();
+  for (const KernelInfo& kernel : emulated) {
+    const std::size_t least = kernel.specialist ? 10 : chosen.size() / 2;
+    EXPECT_GE(tally.executed(kernel.id), static_cast<std::int64_t>(least)) << kernel.id;
+  }
+}
+
+}  // namespace
+}  // namespace fovea::cases
