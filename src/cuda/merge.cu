@@ -19,7 +19,7 @@ namespace fovea::cuda::FOVEA_WORLD {
 namespace {
 
 constexpr int kThreads = kMergeThreads;
-constexpr double kLn2 = 0.693147180559945309;
+constexpr float kLog2e = 1.44269504088896340736f;
 constexpr double kLowest = -__builtin_inf();
 
 FOVEA_DEVICE double load_wide(const void* data, plain::Element element, std::int64_t at) {
@@ -178,14 +178,14 @@ FOVEA_DEVICE SplitRow weigh_splits(const MergeSplitsArgs& args, const RowLanes& 
   for (int n = lanes.lane; n < splits; n += lanes.count) {
     const float l = args.weights[at + n * step];
     if (l != 0)
-      weight +=
-          static_cast<double>(exp2(args.maxima[at + n * step] - base)) * static_cast<double>(l);
+      weight += static_cast<double>(exp2((args.maxima[at + n * step] - base) * kLog2e)) *
+                static_cast<double>(l);
   }
   weight = sum_over(weight, lanes.count);
   float sink = kNegativeInfinity;
   if (exists && args.sinks.data != nullptr)
     sink = load_element(args.sinks.data, args.sinks.element, head * args.sinks.stride);
-  return {base, sum_up(static_cast<double>(top) * kLn2, weight, sink)};
+  return {base, sum_up(static_cast<double>(top), weight, sink)};
 }
 
 template <int kPieces>
@@ -231,7 +231,7 @@ FOVEA_DEVICE void merge_split_rows(const MergeSplitsArgs& args) {
     const std::int64_t step = space.array_rows();
     for (int n = member; exists && n < args.splits; n += tiles.groups) {
       if (args.weights[at + n * step] == 0) continue;
-      const float factor = exp2(args.maxima[at + n * step] - split.base);
+      const float factor = exp2((args.maxima[at + n * step] - split.base) * kLog2e);
       FOVEA_UNROLL
       for (int p = 0; p < kPieces; ++p) {
         const int column = lanes.column(p);

@@ -34,12 +34,12 @@ Status merge(int device, const MergeProblem& problem, void* stream);
 
 // The end of a forward that splits keys.
 
-/// out = keep_scale sum_n O_n 2^(m_n - m) / sum_n l_n 2^(m_n - m), lse likewise, both with the
+/// out = keep_scale sum_n O_n e^(m_n - m) / sum_n l_n e^(m_n - m), lse likewise, both with the
 /// sink; a row that sees nothing becomes 0 and -inf (the sink).
 struct MergeSplitsArgs {
   RowSpace space;                  ///< by queries
   const float* sums = nullptr;     ///< O [splits, space.array_rows(), padded]; 16-byte aligned
-  const float* maxima = nullptr;   ///< m [splits, space.array_rows()], in base 2; -inf: saw nothing
+  const float* maxima = nullptr;   ///< m [splits, space.array_rows()], -inf: saw nothing
   const float* weights = nullptr;  ///< l [splits, space.array_rows()]
   int splits = 0;
   std::int64_t padded = 0;  ///< a multiple of 8, at least the width

@@ -22,7 +22,7 @@ struct ForwardArgs : plain::Call {
   // Keys of a sequence in `splits` parts, each with results of its own; see merge.h.
   std::int64_t splits = 1, split_keys = 0;
   float* partial_sums = nullptr;     ///< [splits, rows_by_queries, partial_width]
-  float* partial_maxima = nullptr;   ///< [splits, rows_by_queries], of scores in base 2
+  float* partial_maxima = nullptr;   ///< [splits, rows_by_queries]: the largest scores
   float* partial_weights = nullptr;  ///< likewise
   std::int64_t partial_width = 0;
 };

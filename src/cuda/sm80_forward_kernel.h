@@ -423,7 +423,7 @@ class ForwardTask {
       if (t().tile_row + row_of(r) >= t().rows) continue;
       const float top = maxima_[r] * unit();
       if (args_.splits > 1)
-        store_part(r, top * kLog2e, weight);
+        store_part(r, top, weight);
       else
         store_row(
             r, sum_up(top, weight, float_at(args_.scores.sinks, 0, head_of(r), kNegativeInfinity)));

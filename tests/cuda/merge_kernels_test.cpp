@@ -184,7 +184,7 @@ TEST_P(Splits, rows_are_what_the_formulas_say) {
             maxima.as<float>()[place] = m;
             weights.as<float>()[place] = l;
             if (none) continue;
-            const double factor = std::exp2(static_cast<double>(m));
+            const double factor = std::exp(static_cast<double>(m));
             weight += factor * static_cast<double>(l);
             for (std::int64_t d = 0; d < sizes.width; ++d) {
               const auto x = static_cast<float>(normal(random));
