@@ -47,7 +47,8 @@ function(fovea_cuda_kernels name objects)
     target_include_directories(${name}_real PRIVATE ${PROJECT_SOURCE_DIR})
     target_link_libraries(${name}_real PRIVATE fovea_build fovea_cuda_build)
     target_compile_definitions(${name}_real PRIVATE FOVEA_WORLD=real)
-    target_compile_options(${name}_real PRIVATE --expt-relaxed-constexpr
+    # --fmad=false: products and sums are fused where the source says so, as in the CPU's kernels.
+    target_compile_options(${name}_real PRIVATE --expt-relaxed-constexpr --fmad=false
       $<$<BOOL:${FOVEA_CUDA_VERBOSE}>:-Xptxas=-v> $<$<BOOL:${FOVEA_WERROR}>:-Werror=all-warnings>)
     list(APPEND result $<TARGET_OBJECTS:${name}_real>)
   endif()

@@ -144,14 +144,10 @@ class BackwardTiles {
   FOVEA_DEVICE int key_of(int r) const { return warp() * 16 + r * 8 + lane() / 4; }
 
   FOVEA_DEVICE void load_keys_and_values() {
-    const HeadRows &k = t().k, &v = t().v;
-    const auto row_of = [&](const HeadRows& rows, int r) {
-      return t().key + r < t().sequence.kv_len ? rows.at(t().key + r) : nullptr;
-    };
-    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, args_.shape.head_dim, 0, k.aligned,
-                                                      [&](int r) { return row_of(k, r); });
-    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(values_, args_.shape.v_head_dim, 0, v.aligned,
-                                                      [&](int r) { return row_of(v, r); });
+    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, t().key, t().sequence.kv_len,
+                                                      args_.shape.head_dim);
+    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(values_, t().v, t().key, t().sequence.kv_len,
+                                                      args_.shape.v_head_dim);
     copy_commit();
     copy_wait<0>();
     barrier();
@@ -182,23 +178,18 @@ class BackwardTiles {
   /// P^T o drop and dS^T, of Q and dO as loaded. hidden: by key, a bit a lane's query.
   FOVEA_DEVICE void compute(float (&p)[1][S::kN][4], float (&ds)[1][S::kN][4], std::int64_t i,
                             bool partial, std::uint32_t (&hidden)[2]) {
-    rows_by_rows<Mode, S::kDepth, true>(p, keys_, warp() * 16, queries(),
-                                        depth_of<Mode>(args_.shape.head_dim));
-    rows_by_rows<Mode, S::kDepth>(ds, values_, warp() * 16, douts(),
-                                  depth_of<Mode>(args_.shape.v_head_dim));
+    rows_by_rows<Mode, S::kDepth, true>(p, keys_, warp() * 16, queries());
+    rows_by_rows<Mode, S::kDepth>(ds, values_, warp() * 16, douts());
     weigh(p[0], ds[0], i, partial, hidden);
   }
 
   // Load Q, dO, lse, delta.
   FOVEA_DEVICE void load_queries(std::int64_t i, int stage) {
-    const HeadRows &q = t().q, &dout = t().dout;
     const std::int64_t end = t().sequence.q_len;
+    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(typename S::Rows(stage_at(stage)), t().q, i,
+                                                      end, args_.shape.head_dim);
     copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
-        typename S::Rows(stage_at(stage)), args_.shape.head_dim, 0, q.aligned,
-        [&](int r) { return i + r < end ? q.at(i + r) : nullptr; });
-    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
-        typename S::Rows(stage_at(stage) + S::kDoutsAt), args_.shape.v_head_dim, 0, dout.aligned,
-        [&](int r) { return i + r < end ? dout.at(i + r) : nullptr; });
+        typename S::Rows(stage_at(stage) + S::kDoutsAt), t().dout, i, end, args_.shape.v_head_dim);
     copy_commit();
     const Shared<float> to = saved(stage);
     for (int r = thread_index(); r < S::kRows; r += S::kThreads) {
@@ -388,8 +379,8 @@ class BackwardTask : BackwardTiles<S> {
       add_visible(p[0], ds[0], hidden, i);
       return;
     }
-    if (wants_dv()) registers_by_columns<Mode>(dv_, p, shifted(douts()), 0, value_columns_);
-    if (wants_dk()) registers_by_columns<Mode>(dk_, ds, shifted(queries()), 0, columns_);
+    if (wants_dv()) registers_by_columns<Mode>(dv_, p, shifted(douts()), 0);
+    if (wants_dk()) registers_by_columns<Mode>(dk_, ds, shifted(queries()), 0);
     if (args_.dq.data != nullptr) {
       store_gradients(ds[0]);
       barrier();

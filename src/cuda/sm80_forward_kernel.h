@@ -95,8 +95,7 @@ class ForwardTask {
       barrier();  // K (and Q) are there, nobody reads V any more
       load_values(j);
       float scores[kM][kN][4] = {};
-      rows_by_rows<Mode, S::kDepth>(scores, queries_, first_row(), keys_,
-                                    depth_of<Mode>(args_.shape.head_dim));
+      rows_by_rows<Mode, S::kDepth>(scores, queries_, first_row(), keys_);
       copy_wait<0>();
       barrier();  // V is there, nobody reads K any more
       const std::int64_t next = next_tile(j + S::kKeys);
@@ -107,7 +106,7 @@ class ForwardTask {
         if (args_.scores.dropout.threshold > 0) drop(scores, j);
       }
       if (partial) add_non_finite(scores, j);
-      registers_by_columns<Mode>(sums_, scores, values_, 0, t().value_columns);
+      registers_by_columns<Mode>(sums_, scores, values_, 0);
       j = next;
     }
     copy_wait<0>();
@@ -165,13 +164,16 @@ class ForwardTask {
   FOVEA_DEVICE void begin() {
     const HeadRows& q = t().q;
     const std::int64_t head_step = args_.q.segments.at[0].head * sizeof(typename Mode::Element);
-    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
-        queries_, args_.shape.head_dim, 0, q.aligned && (!S::kPacked || head_step % 16 == 0),
-        [&](int r) -> const char* {
-          const std::int64_t row = t().tile_row + r;
-          if (row >= t().rows) return nullptr;
-          return q.at(row / pack()) + (S::kPacked ? row % pack() * head_step : 0);
-        });
+    if constexpr (S::kPacked)
+      copy_any_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
+          queries_, args_.shape.head_dim, 0, q.aligned && head_step % 16 == 0,
+          [&](int r) -> const char* {
+            const std::int64_t row = t().tile_row + r;
+            return row < t().rows ? q.at(row / pack()) + row % pack() * head_step : nullptr;
+          });
+    else
+      copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(queries_, q, t().tile_row, t().rows,
+                                                        args_.shape.head_dim);
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       FOVEA_UNROLL
@@ -194,19 +196,14 @@ class ForwardTask {
   }
 
   FOVEA_DEVICE void load_keys(std::int64_t j) {
-    const HeadRows& k = t().k;
     if (j < t().keys.end)
-      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(
-          keys_, args_.shape.head_dim, 0, k.aligned, [&](int r) -> const char* {
-            return j + r < t().sequence.kv_len ? k.at(j + r) : nullptr;
-          });
+      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, j, t().sequence.kv_len,
+                                                        args_.shape.head_dim);
     copy_commit();
   }
   FOVEA_DEVICE void load_values(std::int64_t j) {
-    const HeadRows& v = t().v;
-    copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(
-        values_, args_.shape.v_head_dim, t().first_value, v.aligned,
-        [&](int r) -> const char* { return j + r < t().sequence.kv_len ? v.at(j + r) : nullptr; });
+    copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(values_, t().v, j, t().sequence.kv_len,
+                                                       args_.shape.v_head_dim, t().first_value);
     copy_commit();
   }
 

@@ -14,7 +14,7 @@
 //
 // Modes. InBf16, InF16: one product, f32 accumulation. InTf32: one product of operands rounded to
 // 10 bits. InF32: every operand is the sum of two such numbers, and three of the four products are
-// taken. Tensor cores round sums towards zero; sums in pieces of 32 terms, added up by ordinary
+// taken. Tensor cores round sums towards zero; sums in pieces of 16 terms, added up by ordinary
 // additions, keep that near the rounding of f32.
 #pragma once
 
@@ -78,8 +78,8 @@ FOVEA_DEVICE Split split(float x) {
   return s;
 }
 
-/// Four steps of products of f32 at a time.
-inline constexpr int kPiece = 4;
+/// Steps of products of f32 that make a piece.
+inline constexpr int kPiece = 2;
 
 /// acc[m] += sum over kSteps steps of a[step][m] b[step]. Where an operand is infinite the small
 /// products are 0 times infinity: then the large one alone says what the sum is. kSwapped: a stands
@@ -207,14 +207,13 @@ FOVEA_DEVICE void load_right_transposed_split(Split (&b)[2], const T& tile, int 
 
 // The products.
 
-/// c += A[row.., :depth] B[:, :depth]^T with kDepth >= depth, columns behind depth are not read.
+/// c += A[row.., :kDepth] B[:, :kDepth]^T.
 template <class Mode, int kDepth, bool kSwapped = false, int kM, int kN, class A, class B>
-FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b, int depth) {
+FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b) {
   static_assert(kN % 2 == 0);
   if constexpr (!kIsWide<Mode>) {
     FOVEA_UNROLL
     for (int k = 0; k < kDepth; k += 16) {
-      if (k >= depth) break;
       std::uint32_t left[kM][4];
       FOVEA_UNROLL
       for (int m = 0; m < kM; ++m) load_left(left[m], a, row + 16 * m, k);
@@ -226,9 +225,8 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
       }
     }
   } else {
-    FOVEA_ROLL
+    FOVEA_UNROLL
     for (int k = 0; k < kDepth; k += 8 * kPiece) {
-      if (k >= depth) break;
       Split left[kPiece][kM][4];
       FOVEA_UNROLL
       for (int s = 0; s < kPiece; ++s) {
@@ -256,7 +254,7 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
 /// c += P B: P [rows, 8 kK keys] as accumulators, B [keys, columns] from key `key` on.
 template <class Mode, int kM, int kK, int kN, class B>
 FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[kM][kK][4],
-                                       const B& b, int key, int columns) {
+                                       const B& b, int key) {
   static_assert(kN % 2 == 0 && kK % 2 == 0);
   using Element = typename Mode::Element;
   if constexpr (!kIsWide<Mode>) {
@@ -272,7 +270,6 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
       }
       FOVEA_UNROLL
       for (int n = 0; n < kN; n += 2) {
-        if (8 * n >= columns) break;
         std::uint32_t right[4];
         load_right_transposed(right, b, 8 * n, key + 8 * k);
         multiply_pair<Element>(c, n, left, right);
@@ -295,7 +292,6 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
       }
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
-        if (8 * n >= columns) break;
         Split right[kPiece][2];
         FOVEA_UNROLL
         for (int s = 0; s < kSteps; ++s)

@@ -44,46 +44,67 @@ FOVEA_DEVICE HeadRows head_rows(const plain::Source& x, const plain::Place& plac
   return rows;
 }
 
-/// Terms that a product of rows of this width runs over: whole pieces.
-template <class Mode>
-FOVEA_DEVICE int depth_of(std::int64_t width) {
-  constexpr int kWhole = kIsWide<Mode> ? 8 * kPiece : 16;
-  return static_cast<int>((width + kWhole - 1) / kWhole) * kWhole;
-}
-
-/// Starts copying columns [first_column, first_column + columns) of kRows rows; `row_at(r)` is
-/// where row r begins, or null, which makes zeros. Columns from `width` on, up to whole pieces, are
-/// zeros. Where rows do not begin at multiples of 16 bytes (`aligned`), or do not end there,
-/// elements go one by one.
+/// Starts copying columns [first_column, first_column + kColumns) of kRows rows. `row_at(r)` is
+/// where row r begins, or null, which makes zeros; so are columns from `width` on. Where rows do
+/// not begin
+/// (`aligned`) or end at multiples of 16 bytes, elements go one by one.
 template <class Mode, int kRows, int kColumns, int kThreads, class T, class RowAt>
-FOVEA_DEVICE void copy_rows(const T& tile, std::int64_t width, int first_column, bool aligned,
-                            RowAt&& row_at) {
+FOVEA_DEVICE void copy_any_rows(const T& tile, std::int64_t width, int first_column, bool aligned,
+                                RowAt&& row_at) {
   using Element = typename Mode::Element;
   constexpr int kInChunk = 16 / static_cast<int>(sizeof(Element));
-  constexpr int kChunks = kColumns / kInChunk;
   const std::int64_t left = width - first_column;
-  const int depth = depth_of<Mode>(left < kColumns ? left : kColumns);
-  if (!aligned || width % kInChunk != 0) {
+  if (aligned && width % kInChunk == 0) {
     FOVEA_ROLL
-    for (int n = thread_index(); n < kRows * kColumns; n += kThreads) {
-      const int row = n / kColumns, column = n % kColumns;
-      if (column >= depth) continue;
-      const auto* from = reinterpret_cast<const Element*>(row_at(row));
-      tile.data[T::at(row, column)] =
-          from != nullptr && column < left ? from[first_column + column] : Element{};
+    for (int n = thread_index(); n < kRows * kColumns / kInChunk; n += kThreads) {
+      const int row = n / (kColumns / kInChunk), column = n % (kColumns / kInChunk) * kInChunk;
+      const char* from = row_at(row);
+      const bool there = from != nullptr && column < left;
+      copy_async_16(tile.data, T::at(row, column),
+                    there ? from + (first_column + column) * 16 / kInChunk : from, there);
     }
     return;
   }
   FOVEA_ROLL
-  for (int n = 0; n < kRows * kChunks; n += kThreads) {
-    const int at = n + thread_index();
-    const int row = at / kChunks, column = at % kChunks * kInChunk;
-    if (kRows * kChunks % kThreads != 0 && row >= kRows) break;
-    if (column >= depth) continue;
-    const char* from = row_at(row);
-    const bool there = from != nullptr && column < left;
-    copy_async_16(tile.data, T::at(row, column),
-                  there ? from + (first_column + column) * 16 / kInChunk : from, there);
+  for (int n = thread_index(); n < kRows * kColumns; n += kThreads) {
+    const int row = n / kColumns, column = n % kColumns;
+    const auto* from = reinterpret_cast<const Element*>(row_at(row));
+    tile.data[T::at(row, column)] =
+        from != nullptr && column < left ? from[first_column + column] : Element{};
+  }
+}
+
+/// The same of rows [first, first + kRows) of a head, those from `end` on zeros.
+template <class Mode, int kRows, int kColumns, int kThreads, class T>
+FOVEA_DEVICE void copy_rows(const T& tile, const HeadRows& rows, std::int64_t first,
+                            std::int64_t end, std::int64_t width, int first_column = 0) {
+  constexpr int kInChunk = 16 / static_cast<int>(sizeof(typename Mode::Element));
+  constexpr int kChunks = kColumns / kInChunk;
+  if (rows.pages != nullptr || !rows.aligned || width % kInChunk != 0) {
+    copy_any_rows<Mode, kRows, kColumns, kThreads>(
+        tile, width, first_column, rows.aligned,
+        [&](int r) { return first + r < end ? rows.at(first + r) : nullptr; });
+    return;
+  }
+  if constexpr (kThreads >= kChunks) {
+    // A thread keeps its column, and goes down the rows.
+    constexpr int kStep = kThreads / kChunks;
+    const int row = thread_index() / kChunks, column = thread_index() % kChunks * kInChunk;
+    const char* from =
+        rows.base + (first + row) * rows.row + (first_column + column) * 16 / kInChunk;
+    const std::int64_t left = end - first - row;
+    const int there =
+        column < width - first_column ? static_cast<int>(plain::clamp(left, 0, kRows)) : 0;
+    FOVEA_UNROLL
+    for (int r = 0; r < kRows; r += kStep) {
+      if (kRows % kStep != 0 && row + r >= kRows) break;
+      copy_async_16(tile.data, T::at(row + r, column), r < there ? from : rows.base, r < there);
+      from += kStep * rows.row;
+    }
+  } else {
+    copy_any_rows<Mode, kRows, kColumns, kThreads>(tile, width, first_column, true, [&](int r) {
+      return first + r < end ? rows.at(first + r) : nullptr;
+    });
   }
 }
 
