@@ -86,6 +86,7 @@ void multiply_add(void* const* operands, const float (&a)[16][kDepth],
   std::memcpy(rows, b, sizeof(rows));
   for (int i = 0; i < 16; i += 4) {
     Row sums[4] = {d[i], d[i + 1], d[i + 2], d[i + 3]};
+#pragma GCC unroll 1
     for (int k = 0; k < kDepth; ++k)
       for (int n = 0; n < 4; ++n) sums[n] += a[i + n][k] * rows[k];
     for (int n = 0; n < 4; ++n) d[i + n] = sums[n];
