@@ -11,7 +11,7 @@ if(FOVEA_WITH_CUDA)
     set(CMAKE_CUDA_COMPILER ${FOVEA_NVCC})
   endif()
   # Code for sm_80, and PTX of it from which drivers compile for all that came later.
-  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES)
+  if(NOT DEFINED CMAKE_CUDA_ARCHITECTURES AND NOT DEFINED ENV{CUDAARCHS})
     set(CMAKE_CUDA_ARCHITECTURES 80)
   endif()
   enable_language(CUDA)

@@ -4,6 +4,7 @@
 #   FOVEA_TOOL, FOVEA_LIBRARY  a built `fovea` and shared libfovea; without them both are built
 #   STEPS                      which steps to take (build info check random sanitizers peers)
 #   RANDOM_CASES               5000
+#   CUDAARCHS                  architectures to build for (native)
 # Ends in one line and exits with 1 if a step failed. Peers need a python3 with PyTorch; without it,
 # or without compute-sanitizer, that step is skipped, and the line says so.
 set -uo pipefail
@@ -11,7 +12,7 @@ cd "$(dirname "$0")/.."
 
 out=${1:-gpu-check}
 steps=${STEPS:-build info check random sanitizers peers}
-tool=${FOVEA_TOOL:-build/cuda/cli/fovea}
+tool=${FOVEA_TOOL:-build/cuda/fovea}
 library=${FOVEA_LIBRARY:-build/cuda/src/shared/libfovea.so}
 mkdir -p "$out"
 passed=0 failed=() skipped=()
@@ -36,7 +37,7 @@ skip() {
 wanted() { [[ " $steps " == *" $1 "* ]]; }
 
 if wanted build && [[ -z "${FOVEA_TOOL:-}" ]]; then
-  step build bash scripts/build.sh cuda
+  CUDAARCHS=${CUDAARCHS:-native} step build bash scripts/build.sh cuda
 fi
 if wanted info; then step info "$tool" info; fi
 if wanted check; then
@@ -50,10 +51,9 @@ if wanted sanitizers; then
   if [[ -z "$sanitizer" ]]; then
     skip sanitizers "no compute-sanitizer"
   else
-    # One draw a case: the tools are slow, and look at accesses, not at numbers.
     for kind in memcheck racecheck initcheck synccheck; do
-      step "$kind" env FOVEA_CASE_DRAWS=1 "$sanitizer" --tool "$kind" --error-exitcode 9 "$tool" \
-        check --kernel 'cuda.*' --filter "${SANITIZER_CASES:-q50_k70}"
+      step "$kind" "$sanitizer" --tool "$kind" --error-exitcode 9 "$tool" \
+        check --kernel 'cuda.*' --filter "${SANITIZER_CASES:-q50_k70_d64}"
     done
   fi
 fi
