@@ -107,9 +107,10 @@ FOVEA_DEVICE void add_piece(float (&acc)[kM][4], const Split (&a)[kPiece][kM][4]
   for (int m = 0; m < kM; ++m) {
     FOVEA_UNROLL
     for (int x = 0; x < 4; ++x) {
-      acc[m][x] += large[m][x];
+      float piece = large[m][x];
       if constexpr (std::is_same_v<Mode, InF32>)
-        acc[m][x] += small[m][x] - small[m][x] == 0 ? small[m][x] : 0.0f;
+        piece += small[m][x] - small[m][x] == 0 ? small[m][x] : 0.0f;
+      acc[m][x] += piece;
     }
   }
 }
