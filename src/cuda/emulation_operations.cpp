@@ -44,7 +44,7 @@ struct LoadOperand {
 std::uint16_t element_of(void* const* operands, int matrix, int row, int column) {
   const void* data = static_cast<const LoadOperand*>(operands[8 * matrix + row])->row;
   std::uint16_t x;
-  std::memcpy(&x, static_cast<const char*>(data) + 2 * column, sizeof(x));
+  std::memcpy(&x, static_cast<const std::uint16_t*>(data) + column, sizeof(x));
   return x;
 }
 

@@ -48,9 +48,9 @@ namespace {
 
 // Sanitizers make frames several times as large.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
 #else
-constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kStackBytes = std::size_t{64} * 1024;
 #endif
 
 // Stacks begin at different places within their pages, since the frames of many fibres at one place

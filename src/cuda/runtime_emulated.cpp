@@ -92,7 +92,7 @@ class EmulatedRuntime final : public Runtime {
   }
 
   const std::string available_;
-  DeviceProperties properties_ = {"emulated sm_80", 8, 0, 4, shared_limit(163 * 1024)};
+  DeviceProperties properties_ = {"emulated sm_80", 8, 0, 4, shared_limit(std::size_t{163} * 1024)};
 };
 
 }  // namespace
