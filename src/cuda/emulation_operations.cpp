@@ -68,12 +68,13 @@ struct MultiplyOperand {
   const std::uint32_t* b;
 };
 
-/// D += A B, the products exact and added in f32, k ascending.
+/// D += A B, rounded once, as tensor cores (nearly) do, which add with more bits than f32 has.
 template <int kDepth>
 void multiply_add(void* const* operands, const float (&a)[16][kDepth],
                   const float (&b)[kDepth][8]) {
   // Rows of D and B are vectors, so that a few of D's stay in registers over all of k.
   using Row = float __attribute__((vector_size(32)));
+  using WideRow = double __attribute__((vector_size(64)));
   Row d[16], rows[kDepth];
   for (int lane = 0; lane < 32; ++lane) {
     const float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
@@ -85,11 +86,14 @@ void multiply_add(void* const* operands, const float (&a)[16][kDepth],
   }
   std::memcpy(rows, b, sizeof(rows));
   for (int i = 0; i < 16; i += 4) {
-    Row sums[4] = {d[i], d[i + 1], d[i + 2], d[i + 3]};
+    WideRow sums[4];
+    for (int n = 0; n < 4; ++n) sums[n] = __builtin_convertvector(d[i + n], WideRow);
 #pragma GCC unroll 1
-    for (int k = 0; k < kDepth; ++k)
-      for (int n = 0; n < 4; ++n) sums[n] += a[i + n][k] * rows[k];
-    for (int n = 0; n < 4; ++n) d[i + n] = sums[n];
+    for (int k = 0; k < kDepth; ++k) {
+      const WideRow row = __builtin_convertvector(rows[k], WideRow);
+      for (int n = 0; n < 4; ++n) sums[n] += static_cast<double>(a[i + n][k]) * row;
+    }
+    for (int n = 0; n < 4; ++n) d[i + n] = __builtin_convertvector(sums[n], Row);
   }
   for (int lane = 0; lane < 32; ++lane) {
     float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;

@@ -68,9 +68,11 @@ ForwardVariant wide_forward(std::int64_t head_dim, bool few, std::size_t shared_
     return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
   }
   if (head_dim <= 64)
-    return first_that_fits<ForwardShape<Mode, 64, 128, 64, 8, kMasked, false>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 64, 128, 64, kMasked ? 8 : 4, kMasked, false>>(
+        shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<ForwardShape<Mode, 128, 64, 32, 4, kMasked, false>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 128, kMasked ? 64 : 128, 32, 4, kMasked, false>,
+                           ForwardShape<Mode, 128, 64, 32, 4, true, false>>(shared_bytes);
   if (head_dim <= 256)
     return first_that_fits<ForwardShape<Mode, 256, 64, 16, 4, true, false>>(shared_bytes);
   return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, false>>(shared_bytes);
