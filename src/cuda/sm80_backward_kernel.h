@@ -191,31 +191,45 @@ class BackwardTiles {
     copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
         typename S::Rows(stage_at(stage) + S::kDoutsAt), t().dout, i, end, args_.shape.v_head_dim);
     copy_commit();
-    const Shared<float> to = saved(stage);
-    for (int r = thread_index(); r < S::kRows; r += S::kThreads) {
-      const bool there = i + r < end;
-      const float lse = there ? t().lse[(i + r) * args_.lse.row] : 0;
-      to[r] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
-      to[S::kRows + r] = there ? t().delta[(i + r) * args_.delta.row] : 0;
-      to[2 * S::kRows + r] = there && t().dlse != nullptr ? t().dlse[(i + r) * args_.dlse.row] : 0;
+    // What the rows have saved comes by way of registers: store_saved().
+    static_assert(S::kRows <= S::kThreads);
+    const std::int64_t row = i + thread_index();
+    if (thread_index() >= S::kRows || row >= end) {
+      fetched_[0] = fetched_[1] = fetched_[2] = 0;
+      return;
     }
+    const float lse = t().lse[row * args_.lse.row];
+    fetched_[0] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
+    fetched_[1] = t().delta[row * args_.delta.row];
+    fetched_[2] = t().dlse != nullptr ? t().dlse[row * args_.dlse.row] : 0;
+  }
+  FOVEA_DEVICE void store_saved(int stage) const {
+    if (thread_index() >= S::kRows) return;
+    const Shared<float> to = saved(stage);
+    FOVEA_UNROLL
+    for (int n = 0; n < 3; ++n) to[n * S::kRows + thread_index()] = fetched_[n];
   }
   /// Calls use(i) for tiles of queries in turn, loaded. next(i): the first of them from i on.
   template <class Next, class Use>
   FOVEA_DEVICE void for_tiles(std::int64_t begin, std::int64_t end, Next&& next, Use&& use) {
     std::int64_t i = next(begin);
     stage_ = 0;
-    if (S::kStages > 1 && i < end) load_queries(i, 0);
+    if (S::kStages > 1 && i < end) {
+      load_queries(i, 0);
+      store_saved(0);
+    }
     while (i < end) {
       const std::int64_t then = next(i + S::kRows);
       if constexpr (S::kStages == 1) {
         barrier();  // the last tile's products are done
         load_queries(i, 0);
+        store_saved(0);
       }
       copy_wait<0>();
       barrier();  // the tile is there, and nobody reads the last one any more
       if (S::kStages > 1 && then < end) load_queries(then, 1 - stage_);
       use(i);
+      if (S::kStages > 1 && then < end) store_saved(1 - stage_);
       i = then;
       if (S::kStages > 1) stage_ = 1 - stage_;
     }
@@ -224,13 +238,19 @@ class BackwardTiles {
 
   // Products to P^T o drop and dS^T. Registers hold keys down, queries across.
   FOVEA_DEVICE void weigh(float (&p)[S::kN][4], float (&ds)[S::kN][4], std::int64_t i, bool partial,
-                          std::uint32_t (&hidden)[2]) {
+                          std::uint32_t (&hidden)[2]) const {
+    float cap_slopes[S::kMasked ? S::kN : 1][4];
+    if constexpr (S::kMasked) {
+      bend(p, cap_slopes, i, partial, hidden);
+    } else {
+      if (partial) hide(i, hidden);
+    }
     const int column = lane() % 4 * 2;
-    const bool bends = S::kMasked && args_.bent;
-    const Shared<float> from = saved(stage_);
-    const float unit = bends ? 1.0f : args_.score_scale;
+    const float unit = S::kMasked && args_.bent ? 1.0f : args_.score_scale;
     const float keep_scale = args_.scores.dropout.keep_scale;
+    const Shared<float> from = saved(stage_);
     std::uint32_t kept[2] = {};
+    bool alone = false;
     FOVEA_UNROLL
     for (int n = 0; n < S::kN; ++n) {
       if constexpr (S::kMasked)
@@ -238,42 +258,92 @@ class BackwardTiles {
       FOVEA_UNROLL
       for (int x = 0; x < 4; ++x) {
         const int at = 8 * n + column + x % 2;
-        const std::int64_t key = t().key + key_of(x / 2);
-        Score s{p[n][x], 1};
-        bool visible = true;
-        if (S::kMasked && (bends || partial)) {
-          const ScoreRow row = score_row(args_, t().sequence, t().band, t().head, i + at);
-          s = score_at(args_.scores, bends ? args_.score_scale : 1.0f, row, key, s.value);
-          visible = s.value != kNegativeInfinity || is_visible(row, key);
-        } else if (partial) {
-          visible = sees(i + at, key);
-        }
-        const float lse = from[at], delta = from[S::kRows + at];
         // The scaled score is rounded before lse comes in, as in forward: the only key has 1
         // exactly.
-        float weight = exp2((s.value * unit - lse) * kLog2e);
-        weight = visible ? weight : 0;
-        float grown = ds[n][x];
-        float share = weight;
+        const float weight = exp2((p[n][x] * unit - from[at]) * kLog2e);
+        float grown = ds[n][x], share = weight;
         if (S::kMasked && args_.scores.dropout.threshold > 0) {
           const bool stays = (kept[x % 2] >> (n % 2 * 4 + x / 2 * 2 + lane() / 4 % 2) & 1) != 0;
           grown = stays ? grown * keep_scale : 0;
           share = stays ? weight : 0;
         }
-        float gradient = weight * (grown - delta);
-        // delta is dP of the only key, but for rounding.
-        if (weight == 1 && is_finite(grown - delta)) gradient = from[2 * S::kRows + at];
-        if constexpr (!S::kForMask) gradient *= s.cap_slope;
-        ds[n][x] = visible ? gradient : 0;
+        alone = alone || weight == 1;
         p[n][x] = share;
-        if (!visible) hidden[x / 2] |= 1u << (2 * n + x % 2);
+        ds[n][x] = weight * (grown - from[S::kRows + at]);
+      }
+    }
+    if (alone) take_alone(p, ds);
+    if constexpr (S::kMasked && !S::kForMask) {
+      if (args_.scores.softcap > 0) {
+        FOVEA_UNROLL
+        for (int n = 0; n < S::kN; ++n) {
+          FOVEA_UNROLL
+          for (int x = 0; x < 4; ++x) ds[n][x] *= cap_slopes[n][x];
+        }
+      }
+    }
+    if (!partial) return;
+    FOVEA_UNROLL
+    for (int n = 0; n < S::kN; ++n) {
+      FOVEA_UNROLL
+      for (int x = 0; x < 4; ++x) {
+        const bool sees = (hidden[x / 2] >> (2 * n + x % 2) & 1) == 0;
+        p[n][x] = sees ? p[n][x] : 0;
+        ds[n][x] = sees ? ds[n][x] : 0;
       }
     }
   }
-  FOVEA_DEVICE bool sees(std::int64_t i, std::int64_t key) const {
-    if (i >= t().sequence.q_len || key >= t().sequence.kv_len) return false;
-    const plain::Span seen = t().band.keys_of(i);
-    return seen.begin <= key && key < seen.end;
+  /// A key with all the weight: delta is its dP but for rounding, and dS is dlse.
+  FOVEA_DEVICE void take_alone(const float (&p)[S::kN][4], float (&ds)[S::kN][4]) const {
+    const Shared<float> from = saved(stage_);
+    FOVEA_UNROLL
+    for (int n = 0; n < S::kN; ++n) {
+      FOVEA_UNROLL
+      for (int x = 0; x < 4; ++x)
+        if (p[n][x] == 1 && is_finite(ds[n][x]))
+          ds[n][x] = from[2 * S::kRows + 8 * n + lane() % 4 * 2 + x % 2];
+    }
+  }
+  /// Which of the lane's pairs band and lengths hide.
+  FOVEA_DEVICE void hide(std::int64_t i, std::uint32_t (&hidden)[2]) const {
+    FOVEA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const std::int64_t key = t().key + key_of(r);
+      plain::Span rows{0, 0};
+      if (key < t().sequence.kv_len)
+        rows = plain::meet(t().band.rows_of_some({key, key + 1}), {0, t().sequence.q_len});
+      const int column = lane() % 4 * 2;
+      const int begin = static_cast<int>(plain::clamp(rows.begin - i, 0, S::kRows)) - column;
+      const int end = static_cast<int>(plain::clamp(rows.end - i, 0, S::kRows)) - column;
+      FOVEA_UNROLL
+      for (int n = 0; n < 2 * S::kN; ++n) {
+        const int at = n / 2 * 8 + n % 2;
+        hidden[r] |= static_cast<std::uint32_t>(at < begin || at >= end) << n;
+      }
+    }
+  }
+  /// Products to scores, where masks or what bends scores have a say.
+  FOVEA_DEVICE void bend(float (&p)[S::kN][4], float (&cap_slopes)[S::kN][4], std::int64_t i,
+                         bool partial, std::uint32_t (&hidden)[2]) const {
+    if (!args_.bent && !partial) return;
+    FOVEA_UNROLL
+    for (int n = 0; n < S::kN; ++n) {
+      FOVEA_UNROLL
+      for (int x = 0; x < 2; ++x) {
+        const ScoreRow row =
+            score_row(args_, t().sequence, t().band, t().head, i + 8 * n + lane() % 4 * 2 + x);
+        FOVEA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const std::int64_t key = t().key + key_of(r);
+          const Score s = score_at(args_.scores, args_.bent ? args_.score_scale : 1.0f, row, key,
+                                   p[n][2 * r + x]);
+          p[n][2 * r + x] = s.value;
+          cap_slopes[n][2 * r + x] = s.cap_slope;
+          const bool sees = s.value != kNegativeInfinity || is_visible(row, key);
+          hidden[r] |= static_cast<std::uint32_t>(!sees) << (2 * n + x);
+        }
+      }
+    }
   }
   FOVEA_DEVICE bool is_visible(const ScoreRow& row, std::int64_t key) const {
     if (key < row.begin || key >= row.end) return false;
@@ -300,7 +370,8 @@ class BackwardTiles {
   const typename S::Scores gradients_;
   const Shared<BackwardState> state_;
   bool keys_are_finite_ = true;
-  int stage_ = 0;  ///< in use
+  int stage_ = 0;          ///< in use
+  float fetched_[3] = {};  ///< lse, delta, dlse of a row on their way
 };
 
 template <class S>
@@ -427,28 +498,30 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE int dq_column() const { return warp() / S::kRowGroups * 8 * S::kQ; }
 
   // dQ += the tile.
-  FOVEA_DEVICE void add_dq(const float (&dq)[S::kQ][4], std::int64_t i) {
-    if (args_.turns != nullptr) wait_for_turn(i);
-    float* sums = t().dq + first_column_;
+  FOVEA_DEVICE void add_dq(const float (&dq)[S::kQ][4], std::int64_t i) const {
+    if (args_.turns == nullptr) {
+      for_dq(dq, i, [](float* to, float x) { add_to(to, x); });
+      return;
+    }
+    wait_for_turn(i);
+    for_dq(dq, i, [](float* to, float x) { *to += x; });
+    pass_turn(i);
+  }
+  template <class Add>
+  FOVEA_DEVICE void for_dq(const float (&dq)[S::kQ][4], std::int64_t i, Add&& add) const {
+    const int column = dq_column() + lane() % 4 * 2;
     FOVEA_UNROLL
     for (int r = 0; r < 2; ++r) {
       const std::int64_t row = i + dq_row() + r * 8 + lane() / 4;
       if (row >= t().sequence.q_len) continue;
-      float* to = sums + row * args_.dq.row;
+      float* to = t().dq + row * args_.dq.row + first_column_ + column;
       FOVEA_UNROLL
       for (int n = 0; n < S::kQ; ++n) {
         FOVEA_UNROLL
-        for (int x = 0; x < 2; ++x) {
-          const int column = dq_column() + 8 * n + lane() % 4 * 2 + x;
-          if (column >= columns_) continue;
-          if (args_.turns != nullptr)
-            to[column] += dq[n][2 * r + x];
-          else
-            atomic_add(to + column, dq[n][2 * r + x]);
-        }
+        for (int x = 0; x < 2; ++x)
+          if (column + 8 * n + x < columns_) add(to + 8 * n + x, dq[n][2 * r + x]);
       }
     }
-    if (args_.turns != nullptr) pass_turn(i);
   }
   FOVEA_DEVICE std::uint32_t* turn_of(std::int64_t i) const {
     const auto& shape = args_.shape;
@@ -464,13 +537,13 @@ class BackwardTask : BackwardTiles<S> {
                     {0, t().sequence.kv_len});
     return static_cast<std::uint32_t>(t().key_tile - keys.begin / S::kKeys);
   }
-  FOVEA_DEVICE void wait_for_turn(std::int64_t i) {
+  FOVEA_DEVICE void wait_for_turn(std::int64_t i) const {
     if (thread_index() == 0)
       while (load_acquire(turn_of(i)) != turn(i)) {
       }
     barrier();
   }
-  FOVEA_DEVICE void pass_turn(std::int64_t i) {
+  FOVEA_DEVICE void pass_turn(std::int64_t i) const {
     fence();
     barrier();
     if (thread_index() == 0) store_release(turn_of(i), turn(i) + 1);

@@ -90,16 +90,17 @@ FOVEA_DEVICE void copy_rows(const T& tile, const HeadRows& rows, std::int64_t fi
     // A thread keeps its column, and goes down the rows.
     constexpr int kStep = kThreads / kChunks;
     const int row = thread_index() / kChunks, column = thread_index() % kChunks * kInChunk;
-    const char* from =
-        rows.base + (first + row) * rows.row + (first_column + column) * 16 / kInChunk;
+    const char* const base = rows.base;  // read once: copies may write anywhere, for all one knows
+    const std::int64_t step = kStep * rows.row;
+    const char* from = base + (first + row) * rows.row + (first_column + column) * 16 / kInChunk;
     const std::int64_t left = end - first - row;
     const int there =
         column < width - first_column ? static_cast<int>(plain::clamp(left, 0, kRows)) : 0;
     FOVEA_UNROLL
     for (int r = 0; r < kRows; r += kStep) {
       if (kRows % kStep != 0 && row + r >= kRows) break;
-      copy_async_16(tile.data, T::at(row + r, column), r < there ? from : rows.base, r < there);
-      from += kStep * rows.row;
+      copy_async_16(tile.data, T::at(row + r, column), r < there ? from : base, r < there);
+      from += step;
     }
   } else {
     copy_any_rows<Mode, kRows, kColumns, kThreads>(tile, width, first_column, true, [&](int r) {

@@ -7,6 +7,12 @@ namespace fovea::cuda::FOVEA_WORLD {
 
 #if defined(__CUDACC__)
 
+/// *to += x, in global memory.
+FOVEA_DEVICE void add_to(float* to, float x) {
+  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
+               "f"(x)
+               : "memory");
+}
 /// *to += x; what was there before.
 FOVEA_DEVICE float atomic_add(float* to, float x) { return atomicAdd(to, x); }
 FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {
@@ -34,6 +40,7 @@ T emulated_add(T* to, T x) {
   *to = before + x;
   return before;
 }
+FOVEA_DEVICE void add_to(float* to, float x) { emulated_add(to, x); }
 FOVEA_DEVICE float atomic_add(float* to, float x) { return emulated_add(to, x); }
 FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {
   return emulated_add(to, x);
