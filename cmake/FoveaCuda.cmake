@@ -24,6 +24,10 @@ if(FOVEA_WITH_CUDA)
   set(CMAKE_CUDA_STANDARD_REQUIRED ON)
   set(CMAKE_CUDA_EXTENSIONS OFF)
   set(CMAKE_CUDA_VISIBILITY_PRESET hidden)
+  # CMake 3.25 does not know how nvcc is told of C++20.
+  if(NOT CMAKE_CUDA20_STANDARD_COMPILE_OPTION)
+    set(CMAKE_CUDA20_STANDARD_COMPILE_OPTION -std=c++20)
+  endif()
 endif()
 
 # What code that launches kernels is compiled with.

@@ -3,7 +3,6 @@
 #include <cstring>
 #include <vector>
 
-#include "contract/float_types.h"
 #include "cuda/emulation_state.h"
 
 namespace fovea::cuda::emulation {
@@ -45,7 +44,7 @@ struct LoadOperand {
 std::uint16_t element_of(void* const* operands, int matrix, int row, int column) {
   const void* data = static_cast<const LoadOperand*>(operands[8 * matrix + row])->row;
   std::uint16_t x;
-  std::memcpy(&x, static_cast<const char*>(data) + 2 * column, sizeof(x));
+  std::memcpy(&x, static_cast<const std::uint16_t*>(data) + column, sizeof(x));
   return x;
 }
 
@@ -73,7 +72,9 @@ struct MultiplyOperand {
 template <int kDepth>
 void multiply_add(void* const* operands, const float (&a)[16][kDepth],
                   const float (&b)[kDepth][8]) {
-  float d[16][8];
+  // Rows of D and B are vectors, so that a few of D's stay in registers over all of k.
+  using Row = float __attribute__((vector_size(32)));
+  Row d[16], rows[kDepth];
   for (int lane = 0; lane < 32; ++lane) {
     const float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
     const int g = lane / 4, t = lane % 4;
@@ -82,9 +83,14 @@ void multiply_add(void* const* operands, const float (&a)[16][kDepth],
     d[g + 8][2 * t] = x[2];
     d[g + 8][2 * t + 1] = x[3];
   }
-  for (int i = 0; i < 16; ++i)
+  std::memcpy(rows, b, sizeof(rows));
+  for (int i = 0; i < 16; i += 4) {
+    Row sums[4] = {d[i], d[i + 1], d[i + 2], d[i + 3]};
+#pragma GCC unroll 1
     for (int k = 0; k < kDepth; ++k)
-      for (int j = 0; j < 8; ++j) d[i][j] += a[i][k] * b[k][j];
+      for (int n = 0; n < 4; ++n) sums[n] += a[i + n][k] * rows[k];
+    for (int n = 0; n < 4; ++n) d[i + n] = sums[n];
+  }
   for (int lane = 0; lane < 32; ++lane) {
     float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
     const int g = lane / 4, t = lane % 4;
@@ -96,7 +102,14 @@ void multiply_add(void* const* operands, const float (&a)[16][kDepth],
 }
 
 float widen_bf16(std::uint32_t bits) { return std::bit_cast<float>(bits << 16); }
-float widen_f16(std::uint32_t bits) { return to_f32(F16{static_cast<std::uint16_t>(bits)}); }
+
+/// to_f32 without branches: the exponent's bias is put right by a product, which also normalises.
+float widen_f16(std::uint32_t bits) {
+  const float scaled = std::bit_cast<float>((bits & 0x7FFFu) << 13) * 0x1p112f;
+  const std::uint32_t special = (bits & 0x7C00u) == 0x7C00u ? 0x7F800000u : 0;
+  return std::bit_cast<float>(std::bit_cast<std::uint32_t>(scaled) | special |
+                              (bits & 0x8000u) << 16);
+}
 
 template <float (*kWiden)(std::uint32_t)>
 void run_multiply_16(void* const* operands) {

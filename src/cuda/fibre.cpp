@@ -48,10 +48,17 @@ namespace {
 
 // Sanitizers make frames several times as large.
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
-constexpr std::size_t kStackBytes = 256 * 1024;
+constexpr std::size_t kStackBytes = std::size_t{256} * 1024;
 #else
-constexpr std::size_t kStackBytes = 64 * 1024;
+constexpr std::size_t kStackBytes = std::size_t{64} * 1024;
 #endif
+
+// Stacks begin at different places within their pages, since the frames of many fibres at one place
+// would fall on the same few lines of the processor's cache.
+std::size_t top_of_next_stack() {
+  static std::size_t count = 0;
+  return kStackBytes - count++ * 320 % 4096;
+}
 
 std::size_t page_bytes() {
   static const auto bytes = static_cast<std::size_t>(sysconf(_SC_PAGESIZE));
@@ -83,7 +90,7 @@ Fibre::Fibre(void (*body)()) : body_(body), stack_bytes_(kStackBytes) {
 #if defined(__x86_64__)
   // As if begin() had been called and had then switched away: six registers, where to go on, and a
   // return address that ends a debugger's walk.
-  void** top = reinterpret_cast<void**>(stack + kStackBytes);
+  void** top = reinterpret_cast<void**>(stack + top_of_next_stack());
   top[-1] = nullptr;
   top[-2] = reinterpret_cast<void*>(&Fibre::begin);
   for (int n = 3; n <= 8; ++n) top[-n] = nullptr;
@@ -92,7 +99,7 @@ Fibre::Fibre(void (*body)()) : body_(body), stack_bytes_(kStackBytes) {
   context_ = new ucontext_t;
   getcontext(context_);
   context_->uc_stack.ss_sp = stack;
-  context_->uc_stack.ss_size = kStackBytes;
+  context_->uc_stack.ss_size = top_of_next_stack();
   makecontext(context_, &Fibre::begin, 0);
 #endif
 #if defined(__SANITIZE_THREAD__)

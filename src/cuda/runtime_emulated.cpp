@@ -1,4 +1,5 @@
 // The emulated device: one, whose memory is the host's and whose streams have always finished.
+#include <algorithm>
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
@@ -27,7 +28,7 @@ class EmulatedRuntime final : public Runtime {
   }
 
   Status clear(int device, void* data, std::size_t bytes, void*) override {
-    return copy(device, [&] { std::memset(data, 0, bytes); });
+    return work(device, [&] { std::fill_n(static_cast<std::byte*>(data), bytes, std::byte{0}); });
   }
 
   Result<bool> capturing(int, void*) override { return streams.load().capturing; }
@@ -57,13 +58,13 @@ class EmulatedRuntime final : public Runtime {
   }
 
   Status free(int device, void* data) override {
-    return copy(device, [&] { std::free(data); });
+    return work(device, [&] { std::free(data); });
   }
   Status upload(int device, void* to, const void* from, std::size_t bytes) override {
-    return copy(device, [&] { std::memcpy(to, from, bytes); });
+    return work(device, [&] { copy(to, from, bytes); });
   }
   Status download(int device, void* to, const void* from, std::size_t bytes) override {
-    return copy(device, [&] { std::memcpy(to, from, bytes); });
+    return work(device, [&] { copy(to, from, bytes); });
   }
 
   Result<void*> own_stream(int device) override {
@@ -78,15 +79,20 @@ class EmulatedRuntime final : public Runtime {
     return {StatusCode::device, fmt::format("[cuda] device {} of 1", device)};
   }
 
+  /// No bytes may come from and go to null.
+  static void copy(void* to, const void* from, std::size_t bytes) {
+    std::copy_n(static_cast<const std::byte*>(from), bytes, static_cast<std::byte*>(to));
+  }
+
   template <class Work>
-  static Status copy(int device, Work work) {
+  static Status work(int device, Work what) {
     if (Status status = check(device); !status.ok()) return status;
-    work();
+    what();
     return {};
   }
 
   const std::string available_;
-  DeviceProperties properties_ = {"emulated sm_80", 8, 0, 4, shared_limit(163 * 1024)};
+  DeviceProperties properties_ = {"emulated sm_80", 8, 0, 4, shared_limit(std::size_t{163} * 1024)};
 };
 
 }  // namespace

@@ -16,7 +16,7 @@ namespace fovea::cuda {
 namespace {
 
 // More than this, a kernel must be told of before it is launched.
-constexpr std::size_t kPlainSharedBytes = 48 * 1024;
+constexpr std::size_t kPlainSharedBytes = std::size_t{48} * 1024;
 
 /// Ok, or the error by its name. What does not stick is taken off the thread, so that the caller's
 /// own checks do not find it.

@@ -22,7 +22,7 @@ done
 # Needed libraries.
 while read -r needed; do
   case "$needed" in
-    libstdc++.so.* | libm.so.* | libgcc_s.so.* | libc.so.* | libpthread.so.* | libdl.so.* | \
+    libstdc++.so.* | libm.so.* | libgcc_s.so.* | libc.so.* | libpthread.so.* | libdl.so.* | librt.so.* | \
       ld-linux*.so.* | libasan.so.* | libubsan.so.* | libtsan.so.*) ;;
     *) fail "the shared library needs $needed" ;;
   esac
