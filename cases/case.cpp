@@ -240,4 +240,9 @@ Status check_case(const Case& c) {
   return {};
 }
 
+std::optional<Case> with_dtype(Case c, DType dtype) {
+  c.q_dtype = c.k_dtype = c.v_dtype = dtype;
+  return check_case(c).ok() ? std::optional(c) : std::nullopt;
+}
+
 }  // namespace fovea::cases

@@ -156,6 +156,9 @@ Result<Case> parse_case(std::string_view name);
 /// Whether the parameters go together, as the contract sees it.
 Status check_case(const Case& c);
 
+/// The case with q, k and v in another dtype, where there is such a case.
+std::optional<Case> with_dtype(Case c, DType dtype);
+
 /// Stable over platforms and releases.
 std::uint64_t hash_of(std::string_view text);
 

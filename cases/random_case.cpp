@@ -163,23 +163,6 @@ Case probe_case(const Trait& trait) {
   return parse_case(name).value();
 }
 
-bool would_serve(const std::string& kernel, const Case& c) {
-  PlanOptions options;
-  options.choice.kernel = kernel;
-  options.self_check = false;
-  options.deterministic = true;
-  const std::unique_ptr<Inputs> inputs = make_inputs(c, 0);
-  const Outputs forward = make_forward_outputs(*inputs, Width::as_asked);
-  const Device device = device_of(kernel);
-  if (direction_of(kernel) == Direction::forward) {
-    return Plan::make(as_on(device, forward_args(*inputs, forward)), options).ok();
-  }
-  const Saved saved{make_like_out(c, inputs->lengths, c.out_dtype()),
-                    make_like_lse(c, inputs->lengths)};
-  const Outputs backward = make_backward_outputs(*inputs, Width::as_asked);
-  return Plan::make(as_on(device, backward_args(*inputs, saved, backward)), options).ok();
-}
-
 std::int64_t any_length(RandomNumbers& r) {
   switch (r.between(0, 9)) {
     case 0:
@@ -200,6 +183,23 @@ std::int64_t any_head_dim(RandomNumbers& r) {
 }
 
 }  // namespace
+
+bool would_serve(const std::string& kernel, const Case& c) {
+  PlanOptions options;
+  options.choice.kernel = kernel;
+  options.self_check = false;
+  options.deterministic = true;
+  const std::unique_ptr<Inputs> inputs = make_inputs(c, 0);
+  const Outputs forward = make_forward_outputs(*inputs, Width::as_asked);
+  const Device device = device_of(kernel);
+  if (direction_of(kernel) == Direction::forward) {
+    return Plan::make(as_on(device, forward_args(*inputs, forward)), options).ok();
+  }
+  const Saved saved{make_like_out(c, inputs->lengths, c.out_dtype()),
+                    make_like_lse(c, inputs->lengths)};
+  const Outputs backward = make_backward_outputs(*inputs, Width::as_asked);
+  return Plan::make(as_on(device, backward_args(*inputs, saved, backward)), options).ok();
+}
 
 Scope whole_scope() { return Scope().set(); }
 

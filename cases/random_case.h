@@ -16,6 +16,9 @@ using Scope = std::bitset<kTraitCount>;
 
 Scope whole_scope();
 
+/// Whether the library would run the case on `kernel`.
+bool would_serve(const std::string& kernel, const Case& c);
+
 /// What `kernel` serves, found by asking the library for a plan with each trait; everything where
 /// it does not serve f32.
 Scope scope_of(const std::string& kernel);

@@ -32,6 +32,7 @@ struct Settings {
   bool has_seed = false, whole = false, list = false, json = false, verbose = false;
   bool emulate = false;
   std::optional<std::uint64_t> schedule;
+  std::string dtype;
   std::vector<int> threads{0};
 };
 
@@ -59,6 +60,19 @@ Result<std::vector<Entry>> named_entries(const Settings& settings) {
     }
   }
   return entries;
+}
+
+/// With --dtype: the entries in that dtype, without those that there is no such case of.
+void recast(const std::string& dtype, std::vector<Entry>& entries) {
+  for (const DType wanted : {DType::f32, DType::f16, DType::bf16, DType::f64}) {
+    if (dtype != name_of(wanted)) continue;
+    std::vector<Entry> made;
+    for (const Entry& entry : entries) {
+      const std::optional<cases::Case> spec = cases::with_dtype(entry.spec, wanted);
+      if (spec) made.push_back({cases::name_of(*spec), entry.hazard, *spec});
+    }
+    entries = std::move(made);
+  }
 }
 
 Status apply_filter(const std::string& filter, std::vector<Entry>& entries) {
@@ -183,6 +197,7 @@ int run_check(const Settings& settings) {
   }
   Result<std::vector<Entry>> entries = named_entries(settings);
   if (!entries) return complain("check", entries.status().message(), kUsage);
+  recast(settings.dtype, *entries);
   if (Status s = apply_filter(settings.filter, *entries); !s.ok()) {
     return complain("check", s.message(), kUsage);
   }
@@ -259,6 +274,8 @@ void add_check_command(CLI::App& app, int& exit_code) {
                    "0 = default")
       ->delimiter(',')
       ->check(CLI::Range(0, 1024));
+  command->add_option("--dtype", s.dtype, "Run the cases with q, k and v in this dtype")
+      ->check(CLI::IsMember({"f32", "f16", "bf16", "f64"}));
   CLI::Option* emulate = command->add_flag(
       "--emulate", s.emulate, "CUDA kernels run on an emulated device, which finds their races");
   command

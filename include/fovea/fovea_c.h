@@ -212,8 +212,11 @@ FOVEA_API fovea_status fovea_merge_partials_on_stream(const fovea_tensor* outs,
                                                       const fovea_tensor* lse, void* stream);
 
 FOVEA_API fovea_status fovea_job_create(const char* name, fovea_job** job);
-/** See Job::flush(); NULL: the process's job. */
+/** Counts and proves the runs that have finished on CUDA devices by now, without waiting. Fails
+ * once with the first failure of a run of the job that happened after it was queued. */
 FOVEA_API fovea_status fovea_job_flush(fovea_job* job);
+/** The same for calls without a job. */
+FOVEA_API fovea_status fovea_flush(void);
 FOVEA_API void fovea_job_destroy(fovea_job* job);
 
 FOVEA_API fovea_status fovea_set_proof_level(int32_t level);

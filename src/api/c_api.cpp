@@ -229,7 +229,13 @@ fovea_status fovea_job_create(const char* name, fovea_job** job) {
   });
 }
 fovea_status fovea_job_flush(fovea_job* job) {
-  return code_of([&]() -> Status { return job == nullptr ? flush() : job->job.flush(); });
+  return code_of([&]() -> Status {
+    if (job == nullptr) return {StatusCode::invalid, "[c] job is null"};
+    return job->job.flush();
+  });
+}
+fovea_status fovea_flush(void) {
+  return code_of([] { return flush(); });
 }
 void fovea_job_destroy(fovea_job* job) { delete job; }
 

@@ -73,7 +73,13 @@ const std::shared_ptr<JobState>& JobState::of(const Job* job) {
 }  // namespace detail
 
 Job::Job(std::string name) : state_(std::make_shared<detail::JobState>(std::move(name))) {}
-Job::~Job() { static_cast<void>(flush()); }
+Job::~Job() {
+  try {
+    static_cast<void>(flush());
+  } catch (...) {  // the application's sink, or memory: a later look does the rest
+    return;
+  }
+}
 const std::string& Job::name() const { return state_->name; }
 
 std::vector<std::string> Job::kernels_ran() const {

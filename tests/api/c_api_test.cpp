@@ -193,6 +193,7 @@ TEST(CApi, NullsAreErrors) {
   EXPECT_EQ(fovea_plan_run_forward(nullptr, &c.forward, nullptr), FOVEA_INVALID);
   EXPECT_EQ(fovea_job_create("x", nullptr), FOVEA_INVALID);
   EXPECT_EQ(fovea_job_flush(nullptr), FOVEA_INVALID);
+  EXPECT_EQ(fovea_flush(), FOVEA_OK);
   EXPECT_EQ(fovea_merge_partials(nullptr, nullptr, 1, nullptr, nullptr, nullptr), FOVEA_INVALID);
   EXPECT_EQ(fovea_set_proof_level(3), FOVEA_INVALID);
   fovea_plan_destroy(nullptr);

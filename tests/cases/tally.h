@@ -10,9 +10,17 @@
 
 #include <fovea/introspect.h>
 
+#include "cases/random_case.h"
 #include "cases/run_case.h"
 
 namespace fovea::cases {
+
+/// The case as a kernel can serve it: in bf16 where it serves no f32.
+inline Case suited_to(const std::string& kernel, const Case& c) {
+  static const Case plain = parse_case("b1_hq2_hkv2_q5_k7_d8_f32").value();
+  if (c.compute() != DType::f32 || would_serve(kernel, plain)) return c;
+  return with_dtype(c, DType::bf16).value_or(c);
+}
 
 class Tally {
  public:

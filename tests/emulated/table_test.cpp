@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cstdlib>
+#include <map>
 #include <set>
 #include <sstream>
 #include <vector>
@@ -50,7 +51,7 @@ std::vector<const TableEntry*> small_cases() {
   return chosen;
 }
 
-TEST(EmulatedDevice, SmallCasesOfTheTable) {
+TEST(EmulatedKernels, SmallCasesOfTheTable) {
   ASSERT_TRUE(asked_for_emulation);
   std::vector<KernelInfo> emulated = kernels();
   std::erase_if(emulated, [](const KernelInfo& kernel) {
@@ -61,9 +62,12 @@ TEST(EmulatedDevice, SmallCasesOfTheTable) {
   ASSERT_GE(chosen.size(), 150u);
   Tally tally(" --emulate");
   for (const TableEntry* entry : chosen) {
-    PreparedCase prepared(entry->spec, default_seed(entry->spec));
+    std::map<std::string, PreparedCase> prepared;
     for (const KernelInfo& kernel : emulated) {
-      tally.add(kernel.id, entry->name, run_case(prepared, kernel.id));
+      const Case spec = suited_to(kernel.id, entry->spec);
+      const std::string name = name_of(spec);
+      PreparedCase& its = prepared.try_emplace(name, spec, default_seed(spec)).first->second;
+      tally.add(kernel.id, name, run_case(its, kernel.id));
     }
   }
   tally.print();
