@@ -1,6 +1,7 @@
 // CUDA as a backend: its devices, and the runtime as dispatch's queue.
 #include "contract/backend.h"
 
+#include "cuda/merge.h"
 #include "cuda/runtime.h"
 
 namespace fovea {
@@ -24,8 +25,8 @@ std::vector<DeviceInfo> cuda_devices() {
   return list;
 }
 
-Status merge(const MergeProblem&) {
-  return {StatusCode::unsupported, "[merge] the CUDA backend has no merge kernel yet"};
+Status merge(const MergeProblem& problem) {
+  return cuda::merge(problem.out.device.index, problem, problem.stream);
 }
 
 Result<void*> record(int device, void* stream) {
