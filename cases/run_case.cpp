@@ -25,7 +25,7 @@ constexpr double kMostDraws = 1;
 constexpr bool kJudgesLimits = true;
 constexpr double kMostDraws = 64;
 #endif
-constexpr double kDrawFlops = 5e7, kEmulatedDrawFlops = 2e6;
+constexpr double kDrawFlops = 5e7, kEmulatedDrawFlops = 2e7;
 /// Above this the oracle would take more than some ten seconds.
 constexpr double kOracleFlops = 2e10;
 
@@ -271,9 +271,9 @@ Direction direction_of(std::string_view kernel) {
 
 int draws_of(const Case& c, bool emulated) {
   const double rows = static_cast<double>(c.batch * c.q_heads * c.q_len);
-  const double flops = flops_of(c, Direction::forward);
   const double draws = std::min({kMostDraws, std::ceil(kRowsWanted / rows),
-                                 (emulated ? kEmulatedDrawFlops : kDrawFlops) / flops});
+                                 emulated ? kEmulatedDrawFlops / tiled_flops_of(c)
+                                          : kDrawFlops / flops_of(c, Direction::forward)});
   const bool huge = c.layout == Layout::wide;  // as gigabytes of addresses are
   return rows == 0 || huge ? 1 : std::max(1, static_cast<int>(draws));
 }

@@ -20,6 +20,12 @@ double flops_of(const Case& c, Direction direction) {
   return direction == Direction::forward ? forward : 2.5 * forward;
 }
 
+double tiled_flops_of(const Case& c) {
+  const auto whole = [](std::int64_t n) { return static_cast<double>((n + 63) / 64 * 64); };
+  return 2 * (whole(c.head_dim) + whole(c.v_head_dim)) * whole(c.q_len) * whole(c.kv_len) *
+         static_cast<double>(c.batch * c.q_heads);
+}
+
 double read_bytes_of(const Case& c, Direction direction) {
   const Lengths lengths = lengths_of(c);
   double queries = 0, keys = 0;

@@ -34,16 +34,15 @@ std::set<std::string> kinds_of(const std::string& name) {
 /// Cases of little work, and of the others, the smaller first, those with something that no smaller
 /// one has.
 std::vector<const TableEntry*> small_cases() {
-  constexpr double kLittle = 1e6;
+  constexpr double kLittle = 2e7, kMost = 3e8;
   std::vector<const TableEntry*> all, chosen;
   for (const TableEntry& entry : table()) all.push_back(&entry);
-  const auto work = [](const TableEntry* entry) {
-    return flops_of(entry->spec, Direction::forward);
-  };
+  const auto work = [](const TableEntry* entry) { return tiled_flops_of(entry->spec); };
   std::stable_sort(all.begin(), all.end(),
                    [&](const TableEntry* a, const TableEntry* b) { return work(a) < work(b); });
   std::set<std::string> seen;
   for (const TableEntry* entry : all) {
+    if (work(entry) > kMost) break;
     const std::size_t before = seen.size();
     seen.merge(kinds_of(entry->name));
     if (work(entry) <= kLittle || seen.size() > before) chosen.push_back(entry);
