@@ -34,7 +34,11 @@ std::set<std::string> kinds_of(const std::string& name) {
 /// Cases of little work, and of the others, the smaller first, those with something that no smaller
 /// one has.
 std::vector<const TableEntry*> small_cases() {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr double kLittle = 5e6, kMost = 5e7;  // several times as slow
+#else
   constexpr double kLittle = 2e7, kMost = 3e8;
+#endif
   std::vector<const TableEntry*> all, chosen;
   for (const TableEntry& entry : table()) all.push_back(&entry);
   const auto work = [](const TableEntry* entry) { return tiled_flops_of(entry->spec); };
