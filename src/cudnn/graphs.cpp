@@ -5,15 +5,17 @@
 // one that is linked into this program: no second one is opened.
 #include "cudnn/graphs.h"
 
-#include <atomic>
+#include <algorithm>
 #include <bit>
 #include <cstring>
 #include <map>
 #include <memory>
 #include <mutex>
 #include <shared_mutex>
+#include <string_view>
 #include <unordered_map>
 #include <utility>
+#include <vector>
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
@@ -122,10 +124,35 @@ std::string last_error() {
   return text;
 }
 
+/// The first line of an account, and the first reason of each engine that it lists: the rest, a
+/// page or two, says what follows from these.
+std::string shorten(std::string_view text) {
+  constexpr std::size_t kMostReasons = 6;
+  constexpr std::string_view kReason = "Reason: ";
+  std::string line(text.substr(0, text.find('\n')));
+  std::vector<std::string_view> reasons;
+  bool first = false;
+  while (!text.empty()) {
+    const std::size_t end = std::min(text.find('\n'), text.size());
+    const std::string_view next = text.substr(0, end);
+    text.remove_prefix(std::min(end + 1, text.size()));
+    if (next.starts_with("{")) first = true;
+    const std::size_t reason = next.find(kReason);
+    if (!first || reason == std::string_view::npos) continue;
+    first = false;
+    const std::string_view why = next.substr(reason + kReason.size());
+    if (reasons.size() < kMostReasons &&
+        std::find(reasons.begin(), reasons.end(), why) == reasons.end())
+      reasons.push_back(why);
+  }
+  for (const std::string_view why : reasons) line += fmt::format("; {}", why);
+  return line;
+}
+
 std::string explain(const std::string& what) {
   const std::string more = last_error();
-  const std::string text =
-      more.empty() || what.find(more) != std::string::npos ? what : what + " (" + more + ")";
+  std::string text = shorten(what);
+  if (!more.empty() && what.find(more) == std::string::npos) text += " (" + shorten(more) + ")";
   return library().name + ": " + (text.empty() ? "no reason given" : text);
 }
 

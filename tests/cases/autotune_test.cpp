@@ -57,7 +57,7 @@ INSTANTIATE_TEST_SUITE_P(
     testing::Values(
         "b2_hq4_hkv2_q50_k70_d64_f32_causal_br_bshd", "b2_hq3_hkv3_q65_k65_d64_bf16_packed_qkv",
         "b2_hq4_hkv4_q50_k70_d64_f32_stride0_kv", "b4_hq2_hkv2_q60_k90_d32_f32_varlen_reversed",
-        "b4_hq2_hkv2_q60_k90_d32_f32_varlen_seqused", "b2_hq4_hkv2_q40_k90_d64_f16_paged16",
+        "b4_hq2_hkv2_q60_k90_d32_f32_varlen_seqused", "b2_hq4_hkv2_q40_k90_d64_f16_paged16_seqused",
         "b2_hq4_hkv2_q50_k70_d32_f32_mask-f32-b1qk-random_dmask",
         "b2_hq4_hkv2_q50_k70_d32_f32_dropout0.2_dropstreams_dropdevice",
         "b2_hq4_hkv2_q50_k70_d64_bf16_seg-2-3-1_qknorm_rope-il-half-s-all-f32_ropeoffs",
