@@ -30,7 +30,8 @@ struct Settings {
   std::string kernel, peer, direction = "both", json;
   int threads = 0, rounds = 9;
   double min_time = 0.2;
-  bool no_check = false;
+  bool no_check = false, autotune = false;
+  std::string device = "cpu";
 };
 
 const std::vector<std::string>& default_names() {
@@ -146,11 +147,23 @@ Result<std::string> kernel_for(const Settings& settings, cases::PreparedCase& pr
     if (!kernel) return kernel.status();
     return kernel->id;
   }
-  const Result<Contestant> chosen = Contestant::make(
-      prepared, direction == "forward" ? cases::Direction::forward : cases::Direction::backward, "",
-      settings.threads);
+  const Device device{settings.device == "cuda" ? DeviceType::cuda : DeviceType::cpu, 0};
+  const Result<Report> chosen = Contestant::choose(
+      prepared, direction == "forward" ? cases::Direction::forward : cases::Direction::backward,
+      device, settings.threads, settings.autotune);
   if (!chosen) return chosen.status();
-  return chosen->kernel();
+  const Tuning& tuned = chosen->tuned;
+  if (settings.autotune) {
+    fmt::print("{} {}: {} by {}", cases::name_of(prepared.spec()), direction, chosen->kernel,
+               tuned.measured ? "measurement"
+               : tuned.known  ? "an earlier measurement"
+                              : "priority");
+    for (const TunedKernel& kernel : tuned.kernels) {
+      fmt::print("; {} {:.4g} ms", kernel.kernel, kernel.ms);
+    }
+    fmt::print("{}{}\n", tuned.note.empty() ? "" : "; ", tuned.note);
+  }
+  return chosen->kernel;
 }
 
 std::vector<std::string> directions_of(const Settings& settings) {
@@ -250,6 +263,14 @@ void add_bench_command(CLI::App& app, int& exit_code) {
       ->capture_default_str();
   command->add_option("--min-time", s.min_time, "Seconds of each kernel in each round")
       ->check(number("NUMBER in [0.001, 3600]", [](double x) { return x >= 0.001 && x <= 3600; }))
+      ->capture_default_str();
+  command
+      ->add_flag("--autotune", s.autotune,
+                 "Let the library measure its kernels for its choice, and show what it measured")
+      ->excludes("--kernel");
+  command->add_option("--device", s.device, "Where the library chooses a kernel: cpu or cuda")
+      ->check(CLI::IsMember({"cpu", "cuda"}))
+      ->excludes("--kernel")
       ->capture_default_str();
   command->add_flag("--no-check", s.no_check, "Do not check results first");
   command->add_option("--json", s.json, "Write the measurements to this file");

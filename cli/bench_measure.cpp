@@ -61,6 +61,28 @@ Result<Contestant> Contestant::make(cases::PreparedCase& prepared, cases::Direct
   return finish(made.backward_, *saved);
 }
 
+Result<Report> Contestant::choose(cases::PreparedCase& prepared, cases::Direction direction,
+                                  const Device& device, int threads, bool autotune) {
+  PlanOptions options;
+  options.num_threads = threads;
+  options.autotune = autotune;
+  const cases::Inputs& inputs = prepared.inputs();
+  const auto report_of = [&](const auto& args) -> Result<Report> {
+    const Result<Plan> plan = Plan::make(cases::as_on(device, args), options);
+    if (!plan) return plan.status();
+    return plan->report();
+  };
+  if (direction == cases::Direction::forward) {
+    const cases::Outputs outputs = cases::make_forward_outputs(inputs, cases::Width::as_asked);
+    return report_of(cases::forward_args(inputs, outputs));
+  }
+  const cases::Saved saved{
+      cases::make_like_out(prepared.spec(), inputs.lengths, prepared.spec().out_dtype()),
+      cases::make_like_lse(prepared.spec(), inputs.lengths)};
+  const cases::Outputs outputs = cases::make_backward_outputs(inputs, cases::Width::as_asked);
+  return report_of(cases::backward_args(inputs, saved, outputs));
+}
+
 Status Contestant::run_once() const {
   RunOptions run;
   run.workspace = copies_ == nullptr ? workspace_->data() : copies_->address_of(workspace_->data());

@@ -24,6 +24,9 @@ class Contestant {
   /// `kernel` empty: the library's choice on the CPU. A kernel of a device gets copies of the case.
   static Result<Contestant> make(cases::PreparedCase& prepared, cases::Direction direction,
                                  const std::string& kernel, int threads);
+  /// The report of the library's choice on a device: by priority, or measured.
+  static Result<Report> choose(cases::PreparedCase& prepared, cases::Direction direction,
+                               const Device& device, int threads, bool autotune);
 
   [[nodiscard]] const std::string& kernel() const { return plan_->report().kernel; }
   [[nodiscard]] std::size_t workspace_bytes() const { return plan_->workspace_bytes(); }

@@ -64,6 +64,15 @@ void print_info() {
   }
   print_kernels("forward");
   print_kernels("backward");
+  if (const std::vector<TunedChoice> tuned = tuned_choices(); !tuned.empty()) {
+    fmt::print("\nmeasured choices, kept in {}\n", tuned_choices_file());
+    for (const TunedChoice& choice : tuned) {
+      fmt::print("  {:<24} {}\n", choice.kernel, choice.call);
+      for (const TunedKernel& kernel : choice.kernels) {
+        fmt::print("    {:<22} {:.4g} ms\n", kernel.kernel, kernel.ms);
+      }
+    }
+  }
   const std::vector<AbsentBackend> absent = absent_backends();
   if (!absent.empty()) fmt::print("\nbackends that are not part of this build or find no device\n");
   for (const AbsentBackend& backend : absent) {

@@ -20,7 +20,7 @@
 
 namespace fovea {
 
-// Declare every kernel of the lists. CUDA's rows name no instruction set.
+// Declare every kernel of the lists. CUDA's and cuDNN's rows name no instruction set.
 #define FOVEA_KERNEL(symbol, source, instruction_set) \
   FOVEA_ROW_##instruction_set(extern const Kernel symbol;)
 #include "cpu/kernels.def"
@@ -28,6 +28,11 @@ namespace fovea {
 #if FOVEA_HAS_CUDA
 #define FOVEA_KERNEL(symbol, source) extern const Kernel symbol;
 #include "cuda/kernels.def"
+#undef FOVEA_KERNEL
+#endif
+#if FOVEA_HAS_CUDNN
+#define FOVEA_KERNEL(symbol, source) extern const Kernel symbol;
+#include "cudnn/kernels.def"
 #undef FOVEA_KERNEL
 #endif
 
@@ -43,6 +48,11 @@ constexpr std::array kKernels = std::to_array<const Kernel*>({
 #if FOVEA_HAS_CUDA
 #define FOVEA_KERNEL(symbol, source) &symbol,
 #include "cuda/kernels.def"
+#undef FOVEA_KERNEL
+#endif
+#if FOVEA_HAS_CUDNN
+#define FOVEA_KERNEL(symbol, source) &symbol,
+#include "cudnn/kernels.def"
 #undef FOVEA_KERNEL
 #endif
 });

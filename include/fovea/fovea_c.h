@@ -164,7 +164,7 @@ typedef struct fovea_options {
   int32_t strict;
   int32_t deterministic;
   int32_t skip_self_check;
-  int32_t autotune;    /**< accepted; has no effect yet */
+  int32_t autotune;    /**< 1: the kernels that serve are measured; see PlanOptions::autotune */
   int32_t num_threads; /**< 0: FOVEA_NUM_THREADS, else the usable cores */
   const fovea_thread_pool* pool;
   void* stream;
@@ -197,6 +197,9 @@ FOVEA_API fovea_status fovea_plan_run_backward(const fovea_plan* plan,
 FOVEA_API size_t fovea_plan_workspace_bytes(const fovea_plan* plan);
 /** Id of the chosen kernel; lives as long as the plan. */
 FOVEA_API const char* fovea_plan_kernel(const fovea_plan* plan);
+/** How the plan is served (Report) as a JSON text, measured choice included: its kernel, workspace,
+ * the kernels passed over with their reasons, and `tuned`. Written as fovea_info_json() writes. */
+FOVEA_API size_t fovea_plan_report_json(const fovea_plan* plan, char* buffer, size_t capacity);
 FOVEA_API void fovea_plan_destroy(fovea_plan* plan);
 
 /** Merges `count` partial results; see merge_partials(). sinks and lse may be NULL. */

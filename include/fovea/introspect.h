@@ -57,10 +57,21 @@ FOVEA_API Result<std::vector<PassedOver>> why_not(const ForwardArgs& args,
 FOVEA_API Result<std::vector<PassedOver>> why_not(const BackwardArgs& args,
                                                   const PlanOptions& options = {});
 
+/// A measured choice that this process knows, made by it or read from where they are kept.
+struct TunedChoice {
+  std::string call;    ///< the class of calls, with device and build
+  std::string kernel;  ///< the choice
+  std::vector<TunedKernel> kernels;
+};
+FOVEA_API std::vector<TunedChoice> tuned_choices();
+/// The file that measured choices are kept in; empty where there is no place for one.
+FOVEA_API std::string tuned_choices_file();
+
 /// Runs the self-check of every available kernel now, for its common instantiation.
 FOVEA_API Status run_self_checks();
 
-/// devices, kernels, absent backends, version and library path as one JSON object.
+/// devices, kernels, absent backends, measured choices, version and library path as one JSON
+/// object.
 FOVEA_API std::string info_json();
 
 }  // namespace fovea

@@ -29,8 +29,8 @@ struct ThreadPool {
 };
 
 /// Which kernel may serve. Order of authority: these fields, then FOVEA_KERNEL / FOVEA_BACKEND,
-/// then priority. FOVEA_CPU_ISA (portable, avx2, avx512 or avx512bf16; read once) is the best
-/// instruction set that any of them may use.
+/// then a measured choice (PlanOptions::autotune), then priority. FOVEA_CPU_ISA (portable, avx2,
+/// avx512 or avx512bf16; read once) is the best instruction set that any of them may use.
 struct Choice {
   std::string kernel;   ///< an id, "cpu.avx512.forward"; cannot serve = error with the reason
   std::string backend;  ///< "cpu", "cuda", ... or a family: "flash", "unfused", "reference"
@@ -42,8 +42,11 @@ struct PlanOptions {
   Choice choice;
   bool deterministic = false;  ///< ask for bitwise repeatable gradients where that is a choice
   bool self_check = true;      ///< check the kernel against the oracle before it first serves
-  bool autotune = false;       ///< accepted; nothing is measured yet, and priority decides
-  int num_threads = 0;         ///< CPU workers; 0 = FOVEA_NUM_THREADS, else the usable cores
+  /// Measure the kernels that serve, once for each class of calls, and take the fastest; see
+  /// Report::tuned. Where a kernel is chosen by name, that stands. The choices are kept in
+  /// FOVEA_CACHE_DIR, else XDG_CACHE_HOME/fovea, else ~/.cache/fovea.
+  bool autotune = false;
+  int num_threads = 0;               ///< CPU workers; 0 = FOVEA_NUM_THREADS, else the usable cores
   const ThreadPool* pool = nullptr;  ///< CPU: run there instead; `self` must outlive the plan
 };
 
@@ -97,7 +100,8 @@ FOVEA_API Status forward(const ForwardArgs& args, const CallOptions& options = {
 FOVEA_API Status backward(const BackwardArgs& args, const CallOptions& options = {},
                           Report* report = nullptr);
 
-/// Frees the workspaces and plans that are kept for reuse. Waits for devices that still use one.
+/// Frees the workspaces, plans and measured choices that are kept for reuse (choices stay in their
+/// file). Waits for devices that still use one.
 FOVEA_API void release_cached_memory();
 
 /// Where a merge happens.

@@ -20,6 +20,20 @@ struct PassedOver {
   std::string reason;
 };
 
+/// A kernel that was timed for a measured choice.
+struct TunedKernel {
+  std::string kernel;
+  double ms = 0;  ///< one run: the median, or a single run of one that was far behind
+};
+
+/// How the choice was measured (PlanOptions::autotune), or why it was not.
+struct Tuning {
+  bool measured = false;             ///< for this plan
+  bool known = false;                ///< for an earlier plan of this class of calls
+  std::vector<TunedKernel> kernels;  ///< by priority; the choice must beat the first by 2 %
+  std::string note;                  ///< why nothing was measured; trouble with the kept choices
+};
+
 /// How one plan is served.
 struct Report {
   std::string kernel;  ///< e.g. "cpu.avx512.forward"
@@ -30,6 +44,7 @@ struct Report {
   std::vector<PassedOver> passed_over;  ///< every better-placed kernel
   std::int64_t staged_copies = 0;       ///< tensors copied because no kernel reads their layout
   bool fused_prologue = false;
+  Tuning tuned;  ///< with PlanOptions::autotune
 };
 
 enum class ProofLevel : std::uint8_t {

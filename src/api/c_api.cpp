@@ -4,6 +4,7 @@
 
 #include "api/c_convert.h"
 #include "api/guarded.h"
+#include "api/report_json.h"
 #include "core/status_macros.h"
 
 using namespace fovea;
@@ -195,6 +196,10 @@ size_t fovea_plan_workspace_bytes(const fovea_plan* plan) {
 }
 const char* fovea_plan_kernel(const fovea_plan* plan) {
   return plan == nullptr ? "" : plan->plan.report().kernel.c_str();
+}
+size_t fovea_plan_report_json(const fovea_plan* plan, char* buffer, size_t capacity) {
+  return text_into([&] { return plan == nullptr ? "{}" : json_of(plan->plan.report()); }, buffer,
+                   capacity);
 }
 void fovea_plan_destroy(fovea_plan* plan) { delete plan; }
 

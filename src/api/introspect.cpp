@@ -4,11 +4,13 @@
 
 #include "api/complete_args.h"
 #include "api/guarded.h"
+#include "api/report_json.h"
 #include "core/json_text.h"
 #include "core/kernel_table.h"
 #include "core/select.h"
 #include "core/self_check.h"
 #include "core/status_macros.h"
+#include "core/tuning_store.h"
 #include "core/validate.h"
 
 namespace fovea {
@@ -127,6 +129,9 @@ Status run_self_checks() {
   });
 }
 
+std::vector<TunedChoice> tuned_choices() { return known_tunings(); }
+std::string tuned_choices_file() { return tuning_file(); }
+
 std::string info_json() {
   std::string device_list, kernel_list, absent_list;
   for (const DeviceInfo& d : devices())
@@ -147,10 +152,16 @@ std::string info_json() {
   for (const AbsentBackend& a : absent_backends())
     absent_list += fmt::format("{}{{\"backend\":{},\"reason\":{}}}", absent_list.empty() ? "" : ",",
                                json_quoted(a.backend), json_quoted(a.reason));
+  std::string tuned_list;
+  for (const TunedChoice& choice : tuned_choices())
+    tuned_list +=
+        fmt::format("{}{{\"call\":{},\"kernel\":{},\"kernels\":{}}}", tuned_list.empty() ? "" : ",",
+                    json_quoted(choice.call), json_quoted(choice.kernel), json_of(choice.kernels));
   return fmt::format(
-      "{{\"version\":{},\"library\":{},\"devices\":[{}],\"kernels\":[{}],\"absent_backends\":[{}]}"
-      "}",
-      json_quoted(version()), json_quoted(library_path()), device_list, kernel_list, absent_list);
+      "{{\"version\":{},\"library\":{},\"devices\":[{}],\"kernels\":[{}],\"absent_backends\":[{}],"
+      "\"tuned\":[{}],\"tuned_file\":{}}}",
+      json_quoted(version()), json_quoted(library_path()), device_list, kernel_list, absent_list,
+      tuned_list, json_quoted(tuned_choices_file()));
 }
 
 }  // namespace fovea

@@ -7,6 +7,7 @@
 #include "core/plan_state.h"
 #include "core/status_macros.h"
 #include "core/stream_workspace.h"
+#include "core/tuning_store.h"
 #include "core/workspace_pool.h"
 
 namespace fovea {
@@ -82,6 +83,7 @@ void release_cached_memory() {
   clear_plan_cache();
   free_idle_workspaces();
   free_stream_workspaces();
+  forget_tunings();
 }
 
 }  // namespace fovea

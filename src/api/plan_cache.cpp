@@ -7,6 +7,7 @@
 #include "core/select.h"
 #include "core/status_macros.h"
 #include "core/validate.h"
+#include "core/views.h"
 
 namespace fovea {
 namespace {
@@ -37,8 +38,20 @@ struct OptionsKey {
   }
 };
 
+/// Whether all tensors begin at multiples of 16 bytes: some kernels serve no others, and a plan
+/// that was made for such tensors would fail with others.
+template <class Args>
+bool is_aligned(const Args& args) {
+  bool aligned = true;
+  visit_views(args, [&](const TensorView& view, const char*, Role) {
+    aligned = aligned && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+  });
+  return aligned;
+}
+
 struct Entry {
   std::uint64_t hash;
+  bool aligned;
   OptionsKey options;
   std::shared_ptr<const PlanState> plan;
 };
@@ -56,12 +69,13 @@ Cache& cache() {
 template <class Args>
 Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const CallOptions& options) {
   const std::uint64_t hash = structure_hash(args);
+  const bool aligned = is_aligned(args);
   const OptionsKey key(options.plan);
   Cache& c = cache();
   {
     const std::lock_guard lock(c.mutex);
     for (auto entry = c.entries.begin(); entry != c.entries.end(); ++entry) {
-      if (entry->hash != hash || !(entry->options == key)) continue;
+      if (entry->hash != hash || entry->aligned != aligned || !(entry->options == key)) continue;
       if (!check_fit(*entry->plan, args).ok()) continue;
       c.entries.splice(c.entries.begin(), c.entries, entry);
       return entry->plan;
@@ -73,7 +87,7 @@ Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const CallOpti
   auto plan = make_plan(args, options.plan);
   if (!plan.ok()) return plan;
   const std::lock_guard lock(c.mutex);
-  c.entries.push_front({hash, key, *plan});
+  c.entries.push_front({hash, aligned, key, *plan});
   if (c.entries.size() > kCapacity) c.entries.pop_back();
   return plan;
 }

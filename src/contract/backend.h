@@ -46,6 +46,10 @@ struct DeviceQueue {
   /// Whether the work before a mark has finished; an error when it has failed. Any answer but
   /// "not yet" ends the mark's life.
   Result<bool> (*finished)(int device, void* mark);
+  /// Bytes that could be allocated now. Null: not known.
+  Result<std::size_t> (*free_bytes)(int device) = nullptr;
+  /// The driver's version, for which measured choices are kept. Null: not known.
+  std::string (*driver)() = nullptr;
 };
 
 struct Backend {

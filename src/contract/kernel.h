@@ -44,6 +44,10 @@ struct Kernel {
   /// Serves only a class of the calls that the kernel behind it serves, faster: one dtype, few
   /// queries. That it does not support a call is no fallback, and no line says so.
   bool specialist = false;
+
+  /// Of a library that does the work, where one does: a measured choice is kept for it. Null: the
+  /// kernel is this library's own.
+  const char* (*version)() = nullptr;
 };
 
 }  // namespace fovea

@@ -33,6 +33,8 @@ std::string render(const Refusal& r) {
       return "serves only when chosen by name";
     case RefusalCode::not_chosen:
       return fmt::format("excluded by {}", r.text);
+    case RefusalCode::slower:
+      return fmt::format("measured slower: {:.4g} ms, against {:.4g} ms", r.value, r.limit);
     case RefusalCode::other:
       return r.text;
   }
@@ -57,6 +59,8 @@ std::string kind_of(const Refusal& r) {
       return "instruction set";
     case RefusalCode::self_check_failed:
       return "self-check failed";
+    case RefusalCode::slower:
+      return "measured slower";
     default:
       return render(r);
   }

@@ -22,6 +22,7 @@ enum class RefusalCode : std::uint8_t {
   self_check_failed,  ///< value = measured error, limit = what was allowed
   explicit_only,      ///< serves, but only when asked for by name
   not_chosen,         ///< text = the choice in force
+  slower,             ///< value = measured ms, limit = those of the choice
   other,              ///< text = the whole reason
 };
 

@@ -4,6 +4,7 @@
 
 #include <fmt/format.h>
 
+#include "core/autotune.h"
 #include "core/devices.h"
 #include "core/outstanding.h"
 #include "core/select.h"
@@ -75,6 +76,9 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
   Result<Selection> selection =
       select(plan->problem, effective_choice(options.choice), options.self_check);
   if (!selection.ok()) return selection.status();
+  if (options.autotune)
+    plan->report.tuned = tune(plan->problem, effective_choice(options.choice), options.self_check,
+                              plan->pool, *selection);
   plan->kernel = selection->kernel;
   plan->workspace_bytes = plan->kernel->workspace_bytes(plan->problem, plan->pool.threads);
   describe(*plan, *selection);

@@ -1,5 +1,6 @@
 #include "core/select.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <cstring>
 
@@ -82,7 +83,8 @@ std::string reasons(const Selection& selection, const Problem& problem) {
 }  // namespace
 
 const Considered* Selection::preferred() const {
-  for (const Considered& c : passed_over) {
+  for (std::size_t n = 0; n < std::min(by_priority, passed_over.size()); ++n) {
+    const Considered& c = passed_over[n];
     const bool not_its_class =
         c.kernel->specialist && c.refusal.code != RefusalCode::self_check_failed;
     if (!is_exclusion(c.refusal.code) && !not_its_class) return &c;

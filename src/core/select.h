@@ -2,6 +2,8 @@
 // others.
 #pragma once
 
+#include <cstddef>
+#include <cstdint>
 #include <vector>
 
 #include <fovea/plan.h>
@@ -18,8 +20,10 @@ struct Considered {
 struct Selection {
   const Kernel* kernel = nullptr;       ///< null: nothing serves
   std::vector<Considered> passed_over;  ///< better-placed kernels; all of them when nothing serves
-  /// The first passed-over kernel that this machine could have run and nobody excluded, but for
-  /// specialists outside their class: its refusal makes the choice a fallback. Null otherwise.
+  /// How many of them stand before the choice by priority; a measured choice may add more.
+  std::size_t by_priority = SIZE_MAX;
+  /// The first of those that this machine could have run and nobody excluded, but for specialists
+  /// outside their class: its refusal makes the choice a fallback. Null otherwise.
   const Considered* preferred() const;
 };
 

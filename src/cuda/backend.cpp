@@ -54,7 +54,9 @@ const DeviceQueue kQueue = {
     [](int device, void* stream) { return runtime().capturing(device, stream); },
     [](int device, void* stream) { return runtime().stream_id(device, stream); },
     record,
-    finished};
+    finished,
+    [](int device) { return runtime().free_bytes(device); },
+    [] { return runtime().driver(); }};
 
 }  // namespace
 

@@ -20,6 +20,7 @@ class AbsentRuntime final : public Runtime {
   const std::string& unavailable() override { return reason_; }
   std::span<const DeviceProperties> devices() override { return {}; }
   bool emulated() const override { return false; }
+  std::string driver() override { return {}; }
 
   Status launch(int, const Entry&, LaunchShape, const void*, std::size_t, void*) override {
     return refuse();
@@ -31,6 +32,7 @@ class AbsentRuntime final : public Runtime {
   Result<bool> completed(Mark&) override { return refuse(); }
   Result<void*> allocate(int, std::size_t) override { return refuse(); }
   Status free(int, void*) override { return refuse(); }
+  Result<std::size_t> free_bytes(int) override { return refuse(); }
   Status upload(int, void*, const void*, std::size_t) override { return refuse(); }
   Status download(int, void*, const void*, std::size_t) override { return refuse(); }
   Result<void*> own_stream(int) override { return refuse(); }

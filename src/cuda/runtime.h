@@ -37,6 +37,8 @@ class Runtime {
   virtual const std::string& unavailable() = 0;
   virtual std::span<const DeviceProperties> devices() = 0;
   virtual bool emulated() const = 0;
+  /// "driver 13.0, run time 13.0"
+  virtual std::string driver() = 0;
 
   // In stream order; without allocation or waiting.
 
@@ -58,6 +60,7 @@ class Runtime {
   /// At least 256-byte aligned.
   virtual Result<void*> allocate(int device, std::size_t bytes) = 0;
   virtual Status free(int device, void* data) = 0;
+  virtual Result<std::size_t> free_bytes(int device) = 0;
   virtual Status upload(int device, void* to, const void* from, std::size_t bytes) = 0;
   virtual Status download(int device, void* to, const void* from, std::size_t bytes) = 0;
   /// A stream of this library's own, which does not wait for the legacy default stream.

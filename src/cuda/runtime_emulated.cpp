@@ -3,6 +3,7 @@
 #include <atomic>
 #include <cstdlib>
 #include <cstring>
+#include <limits>
 
 #include <fmt/format.h>
 
@@ -19,6 +20,7 @@ class EmulatedRuntime final : public Runtime {
   const std::string& unavailable() override { return available_; }
   std::span<const DeviceProperties> devices() override { return {&properties_, 1}; }
   bool emulated() const override { return true; }
+  std::string driver() override { return "emulated"; }
 
   Status launch(int device, const Entry& entry, LaunchShape shape, const void* args,
                 std::size_t args_bytes, void*) override {
@@ -59,6 +61,10 @@ class EmulatedRuntime final : public Runtime {
 
   Status free(int device, void* data) override {
     return work(device, [&] { std::free(data); });
+  }
+  Result<std::size_t> free_bytes(int device) override {
+    if (Status status = check(device); !status.ok()) return status;
+    return std::numeric_limits<std::size_t>::max();
   }
   Status upload(int device, void* to, const void* from, std::size_t bytes) override {
     return work(device, [&] { copy(to, from, bytes); });

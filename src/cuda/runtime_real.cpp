@@ -117,6 +117,12 @@ class RealRuntime final : public Runtime {
   const std::string& unavailable() override { return unavailable_; }
   std::span<const DeviceProperties> devices() override { return properties_; }
   bool emulated() const override { return false; }
+  std::string driver() override {
+    int version = 0;
+    cudaDriverGetVersion(&version);
+    return fmt::format("driver {}, run time {}", version_text(version),
+                       version_text(CUDART_VERSION));
+  }
 
   Status launch(int device, const Entry& entry, LaunchShape shape, const void* args,
                 std::size_t args_bytes, void* stream) override {
@@ -213,6 +219,14 @@ class RealRuntime final : public Runtime {
   Status free(int device, void* data) override {
     const BesideCaptures beside;
     return on_device(device, "cudaFree", [&] { return cudaFree(data); });
+  }
+
+  Result<std::size_t> free_bytes(int device) override {
+    std::size_t available = 0, all = 0;
+    Status status =
+        on_device(device, "cudaMemGetInfo", [&] { return cudaMemGetInfo(&available, &all); });
+    if (!status.ok()) return status;
+    return available;
   }
 
   Status upload(int device, void* to, const void* from, std::size_t bytes) override {

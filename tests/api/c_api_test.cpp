@@ -222,6 +222,11 @@ TEST(CApi, PlansJobsAndProof) {
   EXPECT_EQ(fovea_plan_run_forward(plan, &c.forward, &options), FOVEA_OK);
   ASSERT_EQ(lines.size(), 1u);
   EXPECT_NE(lines[0].find(std::string("ran ") + fovea_plan_kernel(plan)), std::string::npos);
+  std::string report(fovea_plan_report_json(plan, nullptr, 0), '\0');
+  EXPECT_EQ(fovea_plan_report_json(plan, report.data(), report.size()), report.size());
+  EXPECT_EQ(report.rfind(std::string("{\"kernel\":\"") + fovea_plan_kernel(plan) + "\"", 0), 0u);
+  EXPECT_NE(report.find("\"tuned\":{\"measured\":false,"), std::string::npos) << report;
+  EXPECT_EQ(fovea_plan_report_json(nullptr, nullptr, 0), sizeof("{}"));
   EXPECT_EQ(fovea_job_flush(job), FOVEA_OK);
   fovea_plan_destroy(plan);
   fovea_job_destroy(job);

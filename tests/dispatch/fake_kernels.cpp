@@ -1,7 +1,9 @@
 #include "fake_kernels.h"
 
 #include <array>
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include "core/kernel_table.h"
 #include "cpu/thread_pool.h"
@@ -49,6 +51,20 @@ Status best_run(const Problem& problem, const Launch& launch) {
   return cpu_reference_forward.run(problem, inner);
 }
 
+void sleep_for_us(int us) {
+  if (us > 0) std::this_thread::sleep_for(std::chrono::microseconds(us));
+}
+Status timed_best_run(const Problem& problem, const Launch& launch) {
+  ++behaviour().best_runs;
+  sleep_for_us(behaviour().best_sleeps_us);
+  return best_run(problem, launch);
+}
+Status timed_plain_run(const Problem& problem, const Launch& launch) {
+  ++behaviour().plain_runs;
+  sleep_for_us(behaviour().plain_sleeps_us);
+  return best_run(problem, launch);
+}
+
 Status wrong_run(const Problem& problem, const Launch&) {
   float* out = static_cast<float*>(problem.out.data);
   for (std::int64_t n = 0; n < problem.out.elements(); ++n) out[n] = 0.5f;
@@ -57,15 +73,15 @@ Status wrong_run(const Problem& problem, const Launch&) {
   return {};
 }
 
-const Kernel fake_best = {"fake.best.forward", "fake",  "flash",        Direction::forward,
-                          DeviceType::cpu,     false,   best_available, best_supports,
-                          best_workspace,      best_run};
+const Kernel fake_best = {"fake.best.forward", "fake",        "flash",        Direction::forward,
+                          DeviceType::cpu,     false,         best_available, best_supports,
+                          best_workspace,      timed_best_run};
 const Kernel fake_wrong = {"fake.wrong.forward", "fake",   "wrong", Direction::forward,
                            DeviceType::cpu,      false,    always,  serves,
                            no_workspace,         wrong_run};
-const Kernel fake_plain = {"fake.plain.forward", "fake",  "plain", Direction::forward,
-                           DeviceType::cpu,      false,   always,  serves,
-                           best_workspace,       best_run};
+const Kernel fake_plain = {"fake.plain.forward", "fake",         "plain", Direction::forward,
+                           DeviceType::cpu,      false,          always,  serves,
+                           best_workspace,       timed_plain_run};
 
 // The device's kernels queue the oracle's arithmetic, which finds its tensors in the fake memory.
 template <const Kernel& kOracle>

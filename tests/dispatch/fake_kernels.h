@@ -20,6 +20,8 @@ struct Behaviour {
   enum class Stray : std::uint8_t { none, input, around } queued_writes = Stray::none;
   const void* seen_workspace = nullptr;
   int runs = 0;
+  int best_runs = 0, plain_runs = 0;  ///< of the CPU's kernels
+  int best_sleeps_us = 0, plain_sleeps_us = 0;
 };
 
 Behaviour& behaviour();

@@ -30,6 +30,8 @@ CASES = [
     ("CUDA without its compiler",
      [*LIBRARY_ONLY, "-DFOVEA_WITH_CUDA=ON", "-DCMAKE_CUDA_COMPILER=/nowhere/nvcc"], "",
      "/nowhere/nvcc"),
+    ("cuDNN without CUDA", [*LIBRARY_ONLY, "-DFOVEA_WITH_CUDNN=ON"], "",
+     "this build has no CUDA backend for it"),
 ]
 
 
