@@ -304,6 +304,7 @@ Tuning tune(const Problem& problem, const EffectiveChoice& choice, bool self_che
     return tuning;
   }
   std::vector<const Kernel*> kernels;
+  kernels.reserve(candidates.size());
   for (const Candidate& c : candidates) kernels.push_back(c.kernel);
   const std::string call = tuning_class(problem, pool, kernels);
 
