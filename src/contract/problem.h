@@ -61,6 +61,9 @@ constexpr Features operator|(Feature a, Feature b) { return Features(a) | Featur
 inline constexpr int kFeatureCount = 24;
 inline constexpr Features kEveryFeature{(1u << kFeatureCount) - 1};
 
+/// The widest rows of q, k and v that the contract has.
+inline constexpr std::int64_t kMaxHeadDim = 512;
+
 /// Human name of a feature, as refusals print it: "softcap", "paged KV cache".
 const char* name_of(Feature feature);
 

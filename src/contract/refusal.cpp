@@ -76,4 +76,20 @@ Refusal refuse_features_beyond(const Problem& problem, Features served) {
   return Refusal::accept();
 }
 
+Refusal refuse_wide_heads(const Problem& p) {
+  if (p.head_dim > kMaxHeadDim)
+    return Refusal::because(RefusalCode::head_dim, p.head_dim, kMaxHeadDim);
+  if (p.v_head_dim > kMaxHeadDim)
+    return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMaxHeadDim);
+  return Refusal::accept();
+}
+
+Refusal refuse_beyond_flash(const Problem& p, Features served) {
+  if (p.compute == DType::f64)
+    return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(p.compute), 0,
+                            "f32, f16, bf16");
+  if (Refusal refusal = refuse_wide_heads(p); !refusal.serves()) return refusal;
+  return refuse_features_beyond(p, served);
+}
+
 }  // namespace fovea

@@ -55,5 +55,10 @@ std::string kind_of(const Refusal& refusal);
 
 /// Refuses the first feature of the problem that is not in `served`.
 Refusal refuse_features_beyond(const Problem& problem, Features served);
+/// Refuses rows wider than kMaxHeadDim.
+Refusal refuse_wide_heads(const Problem& problem);
+/// What flash kernels for f32, f16 and bf16 refuse: f64, wide rows, features that are not in
+/// `served`.
+Refusal refuse_beyond_flash(const Problem& problem, Features served);
 
 }  // namespace fovea

@@ -6,8 +6,6 @@
 namespace fovea::validation {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 512;
-
 /// What the segments of one operand agree on.
 struct OperandDims {
   std::int64_t batch = 0, heads = 0, seq = 0, dim = 0;

@@ -49,14 +49,7 @@ void run_on(const ThreadPool& pool, void (*task)(void*, int), void* args) {
 }
 
 Refusal supports_flash(const Problem& p) {
-  if (p.compute == DType::f64)
-    return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(p.compute), 0,
-                            "f32, f16, bf16");
-  if (p.head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::head_dim, p.head_dim, kMaxHeadDim);
-  if (p.v_head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMaxHeadDim);
-  return refuse_features_beyond(p, kEveryFeature - (Feature::quantization | Feature::f64_lse));
+  return refuse_beyond_flash(p, kEveryFeature - (Feature::quantization | Feature::f64_lse));
 }
 
 Refusal supports_dense_f32(const Problem& p) {
@@ -67,11 +60,7 @@ Refusal supports_dense_f32(const Problem& p) {
   served.add(Feature::dlse);
   served.add(Feature::tf32);  // permits rounding, does not ask for it
   if (const Refusal refusal = refuse_features_beyond(p, served); !refusal.serves()) return refusal;
-  if (p.head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::head_dim, p.head_dim, kMaxHeadDim);
-  if (p.v_head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMaxHeadDim);
-  return Refusal::accept();
+  return refuse_wide_heads(p);
 }
 
 }  // namespace fovea::cpu

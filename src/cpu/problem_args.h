@@ -7,8 +7,6 @@
 
 namespace fovea::cpu {
 
-inline constexpr std::int64_t kMaxHeadDim = 512;
-
 inline std::int64_t round_up_to(std::int64_t n, std::int64_t multiple) {
   return (n + multiple - 1) / multiple * multiple;
 }

@@ -28,6 +28,18 @@ FOVEA_HD inline int tile_class(const MaskTiles& tiles, std::int64_t b, std::int6
   return tiles.data[b * tiles.batch + h * tiles.head + row_tile * tiles.row + key_tile * tiles.key];
 }
 
+/// The class of a stretch of the mask, which may be several tiles or part of one.
+FOVEA_HD_INLINE int class_of(const MaskTiles& tiles, std::int64_t b, std::int64_t h,
+                             plain::Span rows, plain::Span keys) {
+  int seen = -1;
+  for (std::int64_t i = rows.begin / kMaskRows; i * kMaskRows < rows.end; ++i)
+    for (std::int64_t j = keys.begin / kMaskKeys; j * kMaskKeys < keys.end; ++j) {
+      const int here = tile_class(tiles, b, h, i, j);
+      seen = seen < 0 || seen == here ? here : kTileMixed;
+    }
+  return seen;
+}
+
 /// How many tiles a mask has: those along which it is broadcast count once.
 struct MaskTileCounts {
   std::int64_t batch, heads, rows, keys;

@@ -204,7 +204,7 @@ Status run(const Problem& p, const Launch& on) {
 Refusal supports(const Problem& p) {
   const Features served =
       kEveryFeature - (Feature::quantization | Feature::f64_lse | Feature::paged);
-  if (Refusal refusal = supports_sm80(p, served); !refusal.serves()) return refusal;
+  if (Refusal refusal = refuse_beyond_flash(p, served); !refusal.serves()) return refusal;
   const Variants variants = variants_of(p);
   if (variants.backward.entry.threads == 0 ||
       (p.dmask.present() && variants.mask_gradient.entry.threads == 0))

@@ -2,8 +2,8 @@
 #pragma once
 
 #include "contract/plain_call.h"
-#include "cuda/launch.h"
 #include "cuda/mask_tiles.h"
+#include "cuda/variant.h"
 
 namespace fovea::cuda {
 
@@ -20,9 +20,9 @@ struct BackwardArgs : plain::Call {
   float score_scale = 1;  ///< scale
   bool bent = false;      ///< scores are more than scale q.k
 
-  Sums dq;                ///< without the factor scale; zeros at the start; data may be null
-  plain::Sink dk, dv;     ///< no segments: not wanted, or wanted as sums
-  Sums dk_sums, dv_sums;  ///< complete, factors included; data may be null
+  Sums dq;             ///< without the factor scale; zeros at the start; data may be null
+  plain::Sink dk, dv;  ///< no segments: not wanted, or, dk, wanted as sums
+  Sums dk_sums;        ///< complete, the factor scale included; data may be null
   /// Deterministic: [batch, q_heads, row_tiles, column_tiles], zeros at the start: how many tiles
   /// of keys have added their part of dq. Null: in any order.
   std::uint32_t* turns = nullptr;
@@ -44,10 +44,7 @@ struct BackwardTile {
 inline constexpr int kMaxGradientColumns = 128;
 
 /// As ForwardVariant.
-struct BackwardVariant {
-  Entry entry{};
-  BackwardTile tile{};
-};
+using BackwardVariant = Variant<BackwardTile>;
 
 FOVEA_CUDA_EXPORT(BackwardVariant backward_bf16(std::int64_t head_dim, bool masked,
                                                 std::size_t shared_bytes));

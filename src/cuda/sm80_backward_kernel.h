@@ -157,14 +157,8 @@ class BackwardTiles {
   FOVEA_DEVICE int mask_class(std::int64_t i) const {
     if constexpr (!S::kMasked) return kTileVisible;
     if (args_.scores.mask.data == nullptr) return kTileVisible;
-    int seen = -1;
-    const std::int64_t end = plain::lesser(i + S::kRows, t().queries.end);
-    for (std::int64_t row = i / kMaskRows; row * kMaskRows < end; ++row)
-      for (std::int64_t n = t().key / kMaskKeys; n * kMaskKeys < t().keys.end; ++n) {
-        const int here = tile_class(args_.mask_tiles, t().batch, t().head, row, n);
-        seen = seen < 0 || seen == here ? here : kTileMixed;
-      }
-    return seen;
+    return class_of(args_.mask_tiles, t().batch, t().head,
+                    {i, plain::lesser(i + S::kRows, t().queries.end)}, t().keys);
   }
 
   /// Whether the band or a mask hides some pair of the tiles.
@@ -450,8 +444,8 @@ class BackwardTask : BackwardTiles<S> {
       add_visible(p[0], ds[0], hidden, i);
       return;
     }
-    if (wants_dv()) registers_by_columns<Mode>(dv_, p, shifted(douts()), 0);
-    if (wants_dk()) registers_by_columns<Mode>(dk_, ds, shifted(queries()), 0);
+    if (wants_dv()) registers_by_columns<Mode>(dv_, p, shifted(douts()));
+    if (wants_dk()) registers_by_columns<Mode>(dk_, ds, shifted(queries()));
     if (args_.dq.data != nullptr) {
       store_gradients(ds[0]);
       barrier();
@@ -465,9 +459,7 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE bool wants_dk() const {
     return args_.dk.segments.count > 0 || args_.dk_sums.data != nullptr;
   }
-  FOVEA_DEVICE bool wants_dv() const {
-    return args_.dv.segments.count > 0 || args_.dv_sums.data != nullptr;
-  }
+  FOVEA_DEVICE bool wants_dv() const { return args_.dv.segments.count > 0; }
   /// The block's columns of a tile.
   template <class T>
   FOVEA_DEVICE T shifted(T tile) const {
@@ -624,7 +616,7 @@ class BackwardTask : BackwardTiles<S> {
   // dK, dV.
   FOVEA_DEVICE void finish() {
     store_sums(dk_, args_.dk, args_.dk_sums, args_.score_scale, columns_);
-    store_sums(dv_, args_.dv, args_.dv_sums, args_.scores.dropout.keep_scale, value_columns_);
+    store_sums(dv_, args_.dv, {}, args_.scores.dropout.keep_scale, value_columns_);
   }
   FOVEA_DEVICE void store_sums(const float (&sums)[1][S::kC][4], const plain::Sink& sink,
                                const Sums& to, float factor, int columns) {

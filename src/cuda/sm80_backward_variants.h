@@ -24,15 +24,9 @@ BackwardVariant backward_variant_of() {
            static_cast<std::size_t>(BackwardTask<S>::kBytes)}};
 }
 
-/// The first of the variants that fits.
 template <class... S>
 BackwardVariant first_that_fits(std::size_t shared_bytes) {
-  BackwardVariant found;
-  const auto look = [&](const BackwardVariant& v) {
-    if (found.entry.threads == 0 && v.tile.shared_bytes <= shared_bytes) found = v;
-  };
-  (look(backward_variant_of<S>()), ...);
-  return found;
+  return cuda::first_that_fits<BackwardTile>(shared_bytes, {backward_variant_of<S>()...});
 }
 
 /// 16-bit modes.

@@ -39,17 +39,6 @@ Refusal available_sm80(const Device& device) {
   return Refusal::accept();
 }
 
-Refusal supports_sm80(const Problem& p, Features served) {
-  if (p.compute == DType::f64)
-    return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(p.compute), 0,
-                            "f32, f16, bf16");
-  if (p.head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::head_dim, p.head_dim, kMaxHeadDim);
-  if (p.v_head_dim > kMaxHeadDim)
-    return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMaxHeadDim);
-  return refuse_features_beyond(p, served);
-}
-
 std::int64_t padded_width(std::int64_t width) { return (width + 7) / 8 * 8; }
 
 void Staging::add(plain::Source& source, const RowSpace& space, Workspace& workspace) {

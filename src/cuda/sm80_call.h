@@ -11,8 +11,6 @@
 
 namespace fovea::cuda {
 
-inline constexpr std::int64_t kMaxHeadDim = 512;
-
 enum class ComputeMode : std::uint8_t { bf16, f16, f32, tf32 };
 ComputeMode mode_of(const Problem& problem);
 
@@ -23,8 +21,6 @@ bool is_masked(const Problem& problem);
 /// Device that a problem is on, as the runtime describes it.
 const DeviceProperties* properties_of(const Device& device);
 
-/// Refuses what no sm80 kernel serves.
-Refusal supports_sm80(const Problem& problem, Features served);
 /// Whether the device is there and new enough.
 Refusal available_sm80(const Device& device);
 

@@ -17,8 +17,6 @@ class MaskGradientTask : BackwardTiles<S> {
   using Base::args_, Base::t, Base::key_of;
 
  public:
-  static constexpr int kBytes = S::kStateAt + static_cast<int>(sizeof(BackwardState));
-
   FOVEA_DEVICE explicit MaskGradientTask(const MaskGradientArgs& args)
       : Base(args), dmask_(args.dmask), key_tiles_(args.mask_key_tiles) {}
 

@@ -131,10 +131,17 @@ Refusal supports(const Problem& p) {
       return Refusal::because(RefusalCode::feature, static_cast<std::int64_t>(Feature::tf32));
   }
   const Features served = kEveryFeature - (Feature::quantization | Feature::f64_lse);
-  if (Refusal refusal = supports_sm80(p, served); !refusal.serves()) return refusal;
+  if (Refusal refusal = refuse_beyond_flash(p, served); !refusal.serves()) return refusal;
   if (variant_of(p, kFew).entry.threads == 0)
     return Refusal::because(RefusalCode::other, "no tile fits the device's shared memory");
   return Refusal::accept();
+}
+
+template <bool kFew>
+constexpr Kernel forward_kernel(const char* id) {
+  return {id,    "cuda",         "flash",        Direction::forward,    DeviceType::cuda,
+          false, available_sm80, supports<kFew>, workspace_bytes<kFew>, run<kFew>,
+          kFew};
 }
 
 }  // namespace
@@ -143,26 +150,7 @@ Refusal supports(const Problem& p) {
 namespace fovea {
 
 extern const Kernel cuda_sm80_forward, cuda_sm80_decode_forward;
-const Kernel cuda_sm80_forward = {"cuda.sm80.forward",
-                                  "cuda",
-                                  "flash",
-                                  Direction::forward,
-                                  DeviceType::cuda,
-                                  false,
-                                  cuda::available_sm80,
-                                  cuda::supports<false>,
-                                  cuda::workspace_bytes<false>,
-                                  cuda::run<false>};
-const Kernel cuda_sm80_decode_forward = {"cuda.sm80.decode.forward",
-                                         "cuda",
-                                         "flash",
-                                         Direction::forward,
-                                         DeviceType::cuda,
-                                         false,
-                                         cuda::available_sm80,
-                                         cuda::supports<true>,
-                                         cuda::workspace_bytes<true>,
-                                         cuda::run<true>,
-                                         true};
+const Kernel cuda_sm80_forward = cuda::forward_kernel<false>("cuda.sm80.forward");
+const Kernel cuda_sm80_decode_forward = cuda::forward_kernel<true>("cuda.sm80.decode.forward");
 
 }  // namespace fovea

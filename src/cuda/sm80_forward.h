@@ -2,8 +2,8 @@
 #pragma once
 
 #include "contract/plain_call.h"
-#include "cuda/launch.h"
 #include "cuda/mask_tiles.h"
+#include "cuda/variant.h"
 
 namespace fovea::cuda {
 
@@ -37,12 +37,8 @@ struct ForwardTile {
 inline constexpr int kMaxValueColumns = 256;
 
 /// Tile and code for a head dim (the larger of head_dim and v_head_dim) within `shared_bytes`. few:
-/// for 16 packed rows at most. masked: scores are bent, masked or dropped. An entry
-/// without threads: nothing fits.
-struct ForwardVariant {
-  Entry entry{};
-  ForwardTile tile{};
-};
+/// for 16 packed rows at most. masked: scores are bent, masked or dropped.
+using ForwardVariant = Variant<ForwardTile>;
 FOVEA_CUDA_EXPORT(ForwardVariant forward_bf16(std::int64_t head_dim, bool few, bool masked,
                                               std::size_t shared_bytes));
 FOVEA_CUDA_EXPORT(ForwardVariant forward_f16(std::int64_t head_dim, bool few, bool masked,

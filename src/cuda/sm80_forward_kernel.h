@@ -1,8 +1,9 @@
 // cuda.sm80.forward: attention on tensor cores without a matrix of scores, for any GPU from sm_80
 // on.
 //
-//   S = scores where visible, -inf elsewhere (sm80_scores.h);  P = exp(S - m);  l = rowsum P [+
-//   sink] O = (P o drop) V,  out = O / l,  lse = m + log l           m: the row's maximum so far
+//   S = scores where visible, -inf elsewhere (sm80_scores.h)
+//   P = exp(S - m);  l = rowsum P [+ sink];  O = (P o drop) V      m: the row's maximum so far
+//   out = O / l,  lse = m + log l
 //
 //   q [batch, q_heads, q_len, head_dim], k [batch, kv_heads, kv_len, head_dim],
 //   v [batch, kv_heads, kv_len, v_head_dim] -> out [batch, q_heads, q_len, v_head_dim],
@@ -106,7 +107,7 @@ class ForwardTask {
         if (args_.scores.dropout.threshold > 0) drop(scores, j);
       }
       if (partial) add_non_finite(scores, j);
-      registers_by_columns<Mode>(sums_, scores, values_, 0);
+      registers_by_columns<Mode>(sums_, scores, values_);
       j = next;
     }
     copy_wait<0>();
@@ -211,15 +212,9 @@ class ForwardTask {
   FOVEA_DEVICE int mask_class(std::int64_t j) const {
     if constexpr (!S::kMasked) return kTileVisible;
     if (args_.scores.mask.data == nullptr) return kTileVisible;
-    if (S::kPacked || args_.mask_tiles.data == nullptr) return kTileMixed;
-    int seen = -1;
-    for (std::int64_t i = t().queries.begin / kMaskRows; i * kMaskRows < t().queries.end; ++i)
-      for (std::int64_t n = j / kMaskKeys;
-           n * kMaskKeys < plain::lesser(j + S::kKeys, t().keys.end); ++n) {
-        const int here = tile_class(args_.mask_tiles, t().batch, t().head, i, n);
-        seen = seen < 0 || seen == here ? here : kTileMixed;
-      }
-    return seen;
+    if (args_.mask_tiles.data == nullptr) return kTileMixed;
+    return class_of(args_.mask_tiles, t().batch, t().head, t().queries,
+                    {j, plain::lesser(j + S::kKeys, t().keys.end)});
   }
   FOVEA_DEVICE std::int64_t next_tile(std::int64_t j) const {
     if constexpr (S::kMasked)

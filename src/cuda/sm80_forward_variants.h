@@ -21,15 +21,9 @@ ForwardVariant forward_variant_of() {
            static_cast<std::size_t>(ForwardTask<S>::kBytes)}};
 }
 
-/// The first of the variants that fits.
 template <class... S>
 ForwardVariant first_that_fits(std::size_t shared_bytes) {
-  ForwardVariant found;
-  const auto look = [&](const ForwardVariant& v) {
-    if (found.entry.threads == 0 && v.tile.shared_bytes <= shared_bytes) found = v;
-  };
-  (look(forward_variant_of<S>()), ...);
-  return found;
+  return cuda::first_that_fits<ForwardTile>(shared_bytes, {forward_variant_of<S>()...});
 }
 
 /// 16-bit modes.

@@ -81,15 +81,15 @@ FOVEA_DEVICE Split split(float x) {
 /// Steps of products of f32 that make a piece.
 inline constexpr int kPiece = 2;
 
-/// acc[m] += sum over kSteps steps of a[step][m] b[step]. Where an operand is infinite the small
+/// c[m][n] += sum over a piece of a[step][m] b[step]. Where an operand is infinite the small
 /// products are 0 times infinity: then the large one alone says what the sum is. kSwapped: a stands
 /// where b stood in a product that this one is to equal bit for bit.
-template <class Mode, int kM, int kSteps, bool kSwapped = false>
-FOVEA_DEVICE void add_piece(float (&acc)[kM][4], const Split (&a)[kPiece][kM][4],
+template <class Mode, bool kSwapped = false, int kM, int kN>
+FOVEA_DEVICE void add_piece(float (&c)[kM][kN][4], int n, const Split (&a)[kPiece][kM][4],
                             const Split (&b)[kPiece][2]) {
   float small[kM][4] = {}, large[kM][4] = {};
   FOVEA_UNROLL
-  for (int k = 0; k < kSteps; ++k) {
+  for (int k = 0; k < kPiece; ++k) {
     const std::uint32_t bh[2] = {b[k][0].high, b[k][1].high}, bl[2] = {b[k][0].low, b[k][1].low};
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
@@ -110,26 +110,8 @@ FOVEA_DEVICE void add_piece(float (&acc)[kM][4], const Split (&a)[kPiece][kM][4]
       float piece = large[m][x];
       if constexpr (std::is_same_v<Mode, InF32>)
         piece += small[m][x] - small[m][x] == 0 ? small[m][x] : 0.0f;
-      acc[m][x] += piece;
+      c[m][n][x] += piece;
     }
-  }
-}
-
-/// c[m][n] -> acc[m] for one n, and back: add_piece works on columns of tiles.
-template <int kM, int kN>
-FOVEA_DEVICE void take(const float (&c)[kM][kN][4], int n, float (&acc)[kM][4]) {
-  FOVEA_UNROLL
-  for (int m = 0; m < kM; ++m) {
-    FOVEA_UNROLL
-    for (int x = 0; x < 4; ++x) acc[m][x] = c[m][n][x];
-  }
-}
-template <int kM, int kN>
-FOVEA_DEVICE void give(float (&c)[kM][kN][4], int n, const float (&acc)[kM][4]) {
-  FOVEA_UNROLL
-  for (int m = 0; m < kM; ++m) {
-    FOVEA_UNROLL
-    for (int x = 0; x < 4; ++x) c[m][n][x] = acc[m][x];
   }
 }
 
@@ -206,6 +188,31 @@ FOVEA_DEVICE void load_right_transposed_split(Split (&b)[2], const T& tile, int 
   for (int x = 0; x < 2; ++x) b[x] = split<Mode>(tile.data[T::at(term + 2 * t + x, column + g)]);
 }
 
+/// c += a piece of a times rows `term` and on of B [terms, columns], from column `column` on.
+template <class Mode, int kM, int kN, class B>
+FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const Split (&a)[kPiece][kM][4], const B& b,
+                              int term, int column) {
+  FOVEA_UNROLL
+  for (int n = 0; n < kN; ++n) {
+    Split right[kPiece][2];
+    FOVEA_UNROLL
+    for (int s = 0; s < kPiece; ++s)
+      load_right_transposed_split<Mode>(right[s], b, column + 8 * n, term + 8 * s);
+    add_piece<Mode>(c, n, a, right);
+  }
+}
+/// The same of a step in 16 bits.
+template <class E, int kM, int kN, class B>
+FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const std::uint32_t (&a)[kM][4], const B& b,
+                              int term, int column) {
+  FOVEA_UNROLL
+  for (int n = 0; n < kN; n += 2) {
+    std::uint32_t right[4];
+    load_right_transposed(right, b, column + 8 * n, term);
+    multiply_pair<E>(c, n, a, right);
+  }
+}
+
 // The products.
 
 /// c += A[row.., :kDepth] B[:, :kDepth]^T.
@@ -240,22 +247,17 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
         FOVEA_UNROLL
         for (int s = 0; s < kPiece; ++s)
           load_right_split<Mode>(first[s], second[s], b, 8 * n, k + 8 * s);
-        float acc[kM][4];
-        take(c, n, acc);
-        add_piece<Mode, kM, kPiece, kSwapped>(acc, left, first);
-        give(c, n, acc);
-        take(c, n + 1, acc);
-        add_piece<Mode, kM, kPiece, kSwapped>(acc, left, second);
-        give(c, n + 1, acc);
+        add_piece<Mode, kSwapped>(c, n, left, first);
+        add_piece<Mode, kSwapped>(c, n + 1, left, second);
       }
     }
   }
 }
 
-/// c += P B: P [rows, 8 kK keys] as accumulators, B [keys, columns] from key `key` on.
+/// c += P B: P [rows, 8 kK keys] as accumulators, B [keys, columns].
 template <class Mode, int kM, int kK, int kN, class B>
 FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[kM][kK][4],
-                                       const B& b, int key) {
+                                       const B& b) {
   static_assert(kN % 2 == 0 && kK % 2 == 0);
   using Element = typename Mode::Element;
   if constexpr (!kIsWide<Mode>) {
@@ -269,20 +271,15 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
         left[m][2] = pack<Element>(p[m][k + 1][0], p[m][k + 1][1]);
         left[m][3] = pack<Element>(p[m][k + 1][2], p[m][k + 1][3]);
       }
-      FOVEA_UNROLL
-      for (int n = 0; n < kN; n += 2) {
-        std::uint32_t right[4];
-        load_right_transposed(right, b, 8 * n, key + 8 * k);
-        multiply_pair<Element>(c, n, left, right);
-      }
+      add_columns<Element>(c, left, b, 8 * k, 0);
     }
   } else {
-    constexpr int kSteps = kK < kPiece ? kK : kPiece;
+    static_assert(kK % kPiece == 0);
     FOVEA_UNROLL
-    for (int k = 0; k < kK; k += kSteps) {
+    for (int k = 0; k < kK; k += kPiece) {
       Split left[kPiece][kM][4];
       FOVEA_UNROLL
-      for (int s = 0; s < kSteps; ++s) {
+      for (int s = 0; s < kPiece; ++s) {
         FOVEA_UNROLL
         for (int m = 0; m < kM; ++m) {
           left[s][m][0] = split<Mode>(p[m][k + s][0]);
@@ -291,17 +288,7 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
           left[s][m][3] = split<Mode>(p[m][k + s][3]);
         }
       }
-      FOVEA_UNROLL
-      for (int n = 0; n < kN; ++n) {
-        Split right[kPiece][2];
-        FOVEA_UNROLL
-        for (int s = 0; s < kSteps; ++s)
-          load_right_transposed_split<Mode>(right[s], b, 8 * n, key + 8 * (k + s));
-        float acc[kM][4];
-        take(c, n, acc);
-        add_piece<Mode, kM, kSteps>(acc, left, right);
-        give(c, n, acc);
-      }
+      add_columns<Mode>(c, left, b, 8 * k, 0);
     }
   }
 }
@@ -310,42 +297,26 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
 template <class Mode, int kKeys, int kM, int kN, class A, class B>
 FOVEA_DEVICE void columns_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
                                      int column) {
-  static_assert(kN % 2 == 0);
+  static_assert(kN % 2 == 0 && kKeys % 16 == 0);
   if constexpr (!kIsWide<Mode>) {
     FOVEA_UNROLL
     for (int k = 0; k < kKeys; k += 16) {
       std::uint32_t left[kM][4];
       FOVEA_UNROLL
       for (int m = 0; m < kM; ++m) load_left_transposed(left[m], a, row + 16 * m, k);
-      FOVEA_UNROLL
-      for (int n = 0; n < kN; n += 2) {
-        std::uint32_t right[4];
-        load_right_transposed(right, b, column + 8 * n, k);
-        multiply_pair<typename Mode::Element>(c, n, left, right);
-      }
+      add_columns<typename Mode::Element>(c, left, b, k, column);
     }
   } else {
-    constexpr int kSteps = kKeys / 8 < kPiece ? kKeys / 8 : kPiece;
     FOVEA_UNROLL
-    for (int k = 0; k < kKeys; k += 8 * kSteps) {
+    for (int k = 0; k < kKeys; k += 8 * kPiece) {
       Split left[kPiece][kM][4];
       FOVEA_UNROLL
-      for (int s = 0; s < kSteps; ++s) {
+      for (int s = 0; s < kPiece; ++s) {
         FOVEA_UNROLL
         for (int m = 0; m < kM; ++m)
           load_left_transposed_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
       }
-      FOVEA_UNROLL
-      for (int n = 0; n < kN; ++n) {
-        Split right[kPiece][2];
-        FOVEA_UNROLL
-        for (int s = 0; s < kSteps; ++s)
-          load_right_transposed_split<Mode>(right[s], b, column + 8 * n, k + 8 * s);
-        float acc[kM][4];
-        take(c, n, acc);
-        add_piece<Mode, kM, kSteps>(acc, left, right);
-        give(c, n, acc);
-      }
+      add_columns<Mode>(c, left, b, k, column);
     }
   }
 }

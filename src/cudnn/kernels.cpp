@@ -19,7 +19,7 @@
 namespace fovea::cudnn {
 namespace {
 
-constexpr std::int64_t kMaxHeadDim = 128, kMaxHopperForwardHeadDim = 256;
+constexpr std::int64_t kMostHeadDim = 128, kMaxHopperForwardHeadDim = 256;
 constexpr std::int64_t kFewestQueries = 16;
 constexpr std::uintptr_t kAlignment = 16;
 /// Elements that a tensor may reach over, within 32 bits.
@@ -194,7 +194,7 @@ Refusal supports(const Problem& p) {
   if (p.q_len < kFewestQueries) return refuse("fewer than 16 queries");
   const Capability capability = capability_of(p.device.index);
   const bool wide = p.direction == Direction::forward && capability.major == 9;
-  const std::int64_t most = wide ? kMaxHopperForwardHeadDim : kMaxHeadDim;
+  const std::int64_t most = wide ? kMaxHopperForwardHeadDim : kMostHeadDim;
   if (p.head_dim > most) return Refusal::because(RefusalCode::head_dim, p.head_dim, most);
   if (p.v_head_dim > most) return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, most);
   if (p.head_dim % 8 != 0 || p.v_head_dim % 8 != 0)
