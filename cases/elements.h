@@ -133,14 +133,15 @@ std::int64_t offset_of(const View& view, const Index& index) {
   return offset;
 }
 
-/// f(offset, index) for every element in row-major order of the shape.
+/// f(index) for every row of the last dimension, in row-major order of the shape; index is that of
+/// the row's first element.
 template <class View, class F>
-void for_each_element(const View& view, F&& f) {
+void for_each_row(const View& view, F&& f) {
   if (view.elements() == 0) return;
   Index index{};
   while (true) {
-    f(offset_of(view, index), index);
-    int d = view.rank - 1;
+    f(index);
+    int d = view.rank - 2;
     for (; d >= 0; --d) {
       const auto n = static_cast<std::size_t>(d);
       if (++index[n] < view.shape[n]) break;
@@ -148,6 +149,28 @@ void for_each_element(const View& view, F&& f) {
     }
     if (d < 0) return;
   }
+}
+
+/// Elements of a row, and how far apart they lie; a tensor of rank 0 is one row of one element.
+struct RowShape {
+  std::int64_t size = 1, stride = 0;
+};
+template <class View>
+RowShape row_shape(const View& view) {
+  if (view.rank == 0) return {};
+  const auto last = static_cast<std::size_t>(view.rank - 1);
+  return {view.shape[last], view.strides[last]};
+}
+
+/// f(offset, index) for every element in row-major order of the shape.
+template <class View, class F>
+void for_each_element(const View& view, F&& f) {
+  const RowShape row = row_shape(view);
+  const auto last = static_cast<std::size_t>(std::max(view.rank - 1, 0));
+  for_each_row(view, [&](Index index) {
+    std::int64_t offset = offset_of(view, index);
+    for (; index[last] < row.size; ++index[last], offset += row.stride) f(offset, index);
+  });
 }
 
 }  // namespace fovea::cases

@@ -143,13 +143,27 @@ std::vector<ErrorSums> measure(const Inputs& inputs, const Outputs& results, con
     const Tensor& right = oracle.find(result.name)->tensor;
     const Tensor& yardstick = baseline.find(result.name)->tensor;
     const DeadRows dead(inputs, results, result.name, oracle_lse);
-    for_each_element(result.written, [&](std::int64_t offset, const Index& index) {
-      const Place at{index, result.written.rank};
-      const double got = load(result.written.data, result.written.dtype, offset);
-      const double expected = right.get(index);
-      sums.add(at, got, expected, yardstick.get(index));
-      if (expected == 0 && got != 0 && dead.contains(index)) {
-        sums.violate(at, "nothing is seen there", got, expected);
+    const RowShape row = row_shape(result.written);
+    const std::int64_t right_stride = row_shape(right.view).stride;
+    const std::int64_t yardstick_stride = row_shape(yardstick.view).stride;
+    Place at{{}, result.written.rank};
+    const auto last = static_cast<std::size_t>(std::max(at.rank - 1, 0));
+    for_each_row(result.written, [&](const Index& first) {
+      const std::int64_t offset = offset_of(result.written, first);
+      const std::int64_t right_offset = offset_of(right.view, first);
+      const std::int64_t yardstick_offset = offset_of(yardstick.view, first);
+      at.index = first;
+      for (std::int64_t n = 0; n < row.size; ++n) {
+        at.index[last] = n;
+        const double got = load(result.written.data, result.written.dtype, offset + n * row.stride);
+        const double expected =
+            load(right.view.data, right.view.dtype, right_offset + n * right_stride);
+        sums.add(at, got, expected,
+                 load(yardstick.view.data, yardstick.view.dtype,
+                      yardstick_offset + n * yardstick_stride));
+        if (expected == 0 && got != 0 && dead.contains(at.index)) {
+          sums.violate(at, "nothing is seen there", got, expected);
+        }
       }
     });
     all.push_back(std::move(sums));

@@ -71,16 +71,23 @@ Tensor make_tensor(DType dtype, std::vector<std::int64_t> shape, Axes axes, Layo
 bool rest_is_poison(const Tensor& tensor, const MutableTensorView& written) {
   const Buffer& buffer = *tensor.buffer;
   if (buffer.is_sparse()) return true;
-  std::vector<bool> covered(buffer.bytes());
-  const auto size = static_cast<std::size_t>(size_of(written.dtype));
+  std::vector<unsigned char> covered(buffer.bytes());
+  const std::int64_t size = size_of(written.dtype);
   const std::int64_t first =
       written.data == nullptr ? 0 : static_cast<std::byte*>(written.data) - buffer.data();
-  for_each_element(written, [&](std::int64_t offset, const Index&) {
-    const auto begin = static_cast<std::size_t>(first + offset * static_cast<std::int64_t>(size));
-    for (std::size_t n = 0; n < size; ++n) covered[begin + n] = true;
+  const RowShape row = row_shape(written);
+  for_each_row(written, [&](const Index& index) {
+    std::int64_t at = first + offset_of(written, index) * size;
+    // Elements that adjoin are one piece.
+    const std::int64_t pieces = row.stride == 1 ? 1 : row.size;
+    const std::int64_t bytes = row.stride == 1 ? row.size * size : size;
+    for (std::int64_t n = 0; n < pieces; ++n, at += row.stride * size) {
+      std::fill_n(covered.begin() + at, bytes, static_cast<unsigned char>(1));
+    }
   });
-  for (std::size_t n = 0; n < buffer.bytes(); ++n) {
-    if (!covered[n] && buffer.data()[n] != kPoison) return false;
+  for (auto gap = covered.begin(); (gap = std::find(gap, covered.end(), 0)) != covered.end();
+       ++gap) {
+    if (buffer.data()[gap - covered.begin()] != kPoison) return false;
   }
   return true;
 }

@@ -1,11 +1,10 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <fmt/format.h>
-
 #include <fovea/device_memory.h>
 
 #include "api/guarded.h"
+#include "contract/format.h"
 #include "core/devices.h"
 #include "core/status_macros.h"
 
@@ -17,9 +16,9 @@ constexpr std::size_t kAlignment = 64;
 Status check_range(const DeviceBuffer& buffer, const void* host, std::size_t bytes,
                    std::size_t offset) {
   if (offset > buffer.bytes() || bytes > buffer.bytes() - offset)
-    return {StatusCode::invalid, fmt::format("[device memory] {} bytes from {} on do not fit into "
-                                             "a buffer of {} bytes",
-                                             bytes, offset, buffer.bytes())};
+    return {StatusCode::invalid, formatted("[device memory] {} bytes from {} on do not fit into "
+                                           "a buffer of {} bytes",
+                                           bytes, offset, buffer.bytes())};
   if (host == nullptr && bytes > 0)
     return {StatusCode::invalid, "[device memory] the host's pointer is null"};
   return {};
@@ -44,7 +43,7 @@ Result<DeviceBuffer> DeviceBuffer::make(const Device& device, std::size_t bytes)
     }
     if (buffer.data_ == nullptr)
       return Status(StatusCode::out_of_memory,
-                    fmt::format("[device memory] could not allocate {} bytes", bytes));
+                    formatted("[device memory] could not allocate {} bytes", bytes));
     buffer.bytes_ = bytes;
     return buffer;
   });

@@ -1,10 +1,10 @@
-#include <fmt/format.h>
 
 #include <fovea/introspect.h>
 
 #include "api/complete_args.h"
 #include "api/guarded.h"
 #include "api/report_json.h"
+#include "contract/format.h"
 #include "core/json_text.h"
 #include "core/kernel_table.h"
 #include "core/select.h"
@@ -121,8 +121,7 @@ Status run_self_checks() {
         continue;
       const Refusal refusal = check_instantiation(*kernel, problem);
       if (!refusal.serves())
-        failures +=
-            fmt::format("{}{} {}", failures.empty() ? "" : "; ", kernel->id, render(refusal));
+        failures += formatted("{}{} {}", failures.empty() ? "" : "; ", kernel->id, render(refusal));
     }
     if (failures.empty()) return {};
     return {StatusCode::internal, "[self-check] " + failures};
@@ -135,13 +134,13 @@ std::string tuned_choices_file() { return tuning_file(); }
 std::string info_json() {
   std::string device_list, kernel_list, absent_list;
   for (const DeviceInfo& d : devices())
-    device_list += fmt::format(
+    device_list += formatted(
         "{}{{\"type\":{},\"index\":{},\"name\":{},\"capabilities\":{},\"threads\":{},"
         "\"emulated\":{}}}",
         device_list.empty() ? "" : ",", json_quoted(name_of(d.device.type)), d.device.index,
         json_quoted(d.name), json_quoted(d.capabilities), d.threads, d.emulated);
   for (const KernelInfo& k : kernels())
-    kernel_list += fmt::format(
+    kernel_list += formatted(
         "{}{{\"id\":{},\"backend\":{},\"family\":{},\"direction\":{},\"priority\":{},"
         "\"explicit_only\":{},\"specialist\":{},\"available\":{},\"reason\":{},\"self_check\":{},"
         "\"self_check_detail\":{}}}",
@@ -150,14 +149,14 @@ std::string info_json() {
         k.available, json_quoted(k.reason), json_quoted(text_of(k.self_check)),
         json_quoted(k.self_check_detail));
   for (const AbsentBackend& a : absent_backends())
-    absent_list += fmt::format("{}{{\"backend\":{},\"reason\":{}}}", absent_list.empty() ? "" : ",",
-                               json_quoted(a.backend), json_quoted(a.reason));
+    absent_list += formatted("{}{{\"backend\":{},\"reason\":{}}}", absent_list.empty() ? "" : ",",
+                             json_quoted(a.backend), json_quoted(a.reason));
   std::string tuned_list;
   for (const TunedChoice& choice : tuned_choices())
     tuned_list +=
-        fmt::format("{}{{\"call\":{},\"kernel\":{},\"kernels\":{}}}", tuned_list.empty() ? "" : ",",
-                    json_quoted(choice.call), json_quoted(choice.kernel), json_of(choice.kernels));
-  return fmt::format(
+        formatted("{}{{\"call\":{},\"kernel\":{},\"kernels\":{}}}", tuned_list.empty() ? "" : ",",
+                  json_quoted(choice.call), json_quoted(choice.kernel), json_of(choice.kernels));
+  return formatted(
       "{{\"version\":{},\"library\":{},\"devices\":[{}],\"kernels\":[{}],\"absent_backends\":[{}],"
       "\"tuned\":[{}],\"tuned_file\":{}}}",
       json_quoted(version()), json_quoted(library_path()), device_list, kernel_list, absent_list,

@@ -1,7 +1,6 @@
 #include "api/report_json.h"
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/json_text.h"
 
 namespace fovea {
@@ -9,17 +8,17 @@ namespace fovea {
 std::string json_of(const std::vector<TunedKernel>& kernels) {
   std::string list;
   for (const TunedKernel& k : kernels)
-    list += fmt::format("{}{{\"kernel\":{},\"ms\":{:.6g}}}", list.empty() ? "" : ",",
-                        json_quoted(k.kernel), k.ms);
+    list += formatted("{}{{\"kernel\":{},\"ms\":{:.6g}}}", list.empty() ? "" : ",",
+                      json_quoted(k.kernel), k.ms);
   return "[" + list + "]";
 }
 
 std::string json_of(const Report& r) {
   std::string passed_over;
   for (const PassedOver& p : r.passed_over)
-    passed_over += fmt::format("{}{{\"kernel\":{},\"reason\":{}}}", passed_over.empty() ? "" : ",",
-                               json_quoted(p.kernel), json_quoted(p.reason));
-  return fmt::format(
+    passed_over += formatted("{}{{\"kernel\":{},\"reason\":{}}}", passed_over.empty() ? "" : ",",
+                             json_quoted(p.kernel), json_quoted(p.reason));
+  return formatted(
       "{{\"kernel\":{},\"device\":{},\"index\":{},\"workspace_bytes\":{},\"fallback\":{},"
       "\"passed_over\":[{}],\"staged_copies\":{},\"fused_prologue\":{},"
       "\"tuned\":{{\"measured\":{},\"known\":{},\"kernels\":{},\"note\":{}}}}}",

@@ -1,6 +1,6 @@
 #include "contract/refusal.h"
 
-#include <fmt/format.h>
+#include "contract/format.h"
 
 namespace fovea {
 
@@ -9,32 +9,32 @@ std::string render(const Refusal& r) {
     case RefusalCode::none:
       return "";
     case RefusalCode::feature:
-      return fmt::format("does not serve {}", name_of(static_cast<Feature>(r.a)));
+      return formatted("does not serve {}", name_of(static_cast<Feature>(r.a)));
     case RefusalCode::compute_dtype:
-      return fmt::format("compute dtype {} is not served (serves {})",
-                         name_of(static_cast<DType>(r.a)), r.text);
+      return formatted("compute dtype {} is not served (serves {})",
+                       name_of(static_cast<DType>(r.a)), r.text);
     case RefusalCode::head_dim:
-      return fmt::format("head_dim {} > {}", r.a, r.b);
+      return formatted("head_dim {} > {}", r.a, r.b);
     case RefusalCode::v_head_dim:
-      return fmt::format("v_head_dim {} > {}", r.a, r.b);
+      return formatted("v_head_dim {} > {}", r.a, r.b);
     case RefusalCode::q_len:
-      return fmt::format("q_len {} > {}", r.a, r.b);
+      return formatted("q_len {} > {}", r.a, r.b);
     case RefusalCode::query_rows:
-      return fmt::format("{} query rows share a KV head > {}", r.a, r.b);
+      return formatted("{} query rows share a KV head > {}", r.a, r.b);
     case RefusalCode::instruction_set:
-      return fmt::format("this CPU lacks {}", r.text);
+      return formatted("this CPU lacks {}", r.text);
     case RefusalCode::limited_by_env:
-      return fmt::format("ruled out by {}", r.text);
+      return formatted("ruled out by {}", r.text);
     case RefusalCode::device_type:
-      return fmt::format("does not run on {}", name_of(static_cast<DeviceType>(r.a)));
+      return formatted("does not run on {}", name_of(static_cast<DeviceType>(r.a)));
     case RefusalCode::self_check_failed:
-      return fmt::format("failed its self-check: error {:.3g} > {:.3g}", r.value, r.limit);
+      return formatted("failed its self-check: error {:.3g} > {:.3g}", r.value, r.limit);
     case RefusalCode::explicit_only:
       return "serves only when chosen by name";
     case RefusalCode::not_chosen:
-      return fmt::format("excluded by {}", r.text);
+      return formatted("excluded by {}", r.text);
     case RefusalCode::slower:
-      return fmt::format("measured slower: {:.4g} ms, against {:.4g} ms", r.value, r.limit);
+      return formatted("measured slower: {:.4g} ms, against {:.4g} ms", r.value, r.limit);
     case RefusalCode::other:
       return r.text;
   }
@@ -44,7 +44,7 @@ std::string render(const Refusal& r) {
 std::string kind_of(const Refusal& r) {
   switch (r.code) {
     case RefusalCode::feature:
-      return fmt::format("feature: {}", name_of(static_cast<Feature>(r.a)));
+      return formatted("feature: {}", name_of(static_cast<Feature>(r.a)));
     case RefusalCode::compute_dtype:
       return "compute dtype";
     case RefusalCode::head_dim:

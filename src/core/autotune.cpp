@@ -7,11 +7,11 @@
 #include <mutex>
 #include <optional>
 
-#include <fmt/format.h>
 #include <sys/stat.h>
 
 #include <fovea/introspect.h>
 
+#include "contract/format.h"
 #include "core/devices.h"
 #include "core/kernel_table.h"
 #include "core/self_check.h"
@@ -39,8 +39,8 @@ constexpr std::int64_t kExact = 128;
 
 std::string size_class(std::int64_t n) {
   if (n == kUnbounded) return "all";
-  if (n <= kExact) return fmt::format("{}", n);
-  return fmt::format("2^{}", std::bit_width(static_cast<std::uint64_t>(n)) - 1);
+  if (n <= kExact) return formatted("{}", n);
+  return formatted("2^{}", std::bit_width(static_cast<std::uint64_t>(n)) - 1);
 }
 
 /// Dimensions by falling stride, those of size 1 left out, and what makes a layout slower to read:
@@ -79,7 +79,7 @@ const std::string& build_name() {
     struct stat file {};
     const std::string path = library_path();
     if (stat(path.c_str(), &file) != 0) return std::string(version());
-    return fmt::format("{}-{:x}.{:x}", version(), file.st_mtim.tv_sec, file.st_size);
+    return formatted("{}-{:x}.{:x}", version(), file.st_mtim.tv_sec, file.st_size);
   }();
   return name;
 }
@@ -147,7 +147,7 @@ Status measure(const Problem& problem, const ThreadPool& pool, std::vector<Candi
   if (!trial.ok()) return trial.status();
   const auto failed = [](const Kernel& kernel, const Status& status) {
     return Status(status.code(),
-                  fmt::format("the trial of {} failed: {}", kernel.id, status.message()));
+                  formatted("the trial of {} failed: {}", kernel.id, status.message()));
   };
   // Warm up: a first run may load code; the second says how long one takes.
   double best = 0;
@@ -256,33 +256,33 @@ std::mutex& measuring() {
 std::string tuning_class(const Problem& p, const ThreadPool& pool,
                          const std::vector<const Kernel*>& kernels) {
   const DeviceQueue* queue = queue_of(p.device);
-  std::string text = fmt::format("fovea {}; {}", build_name(), device_name(p.device));
+  std::string text = formatted("fovea {}; {}", build_name(), device_name(p.device));
   if (queue == nullptr)
-    text += fmt::format(", {} threads", pool.threads);
+    text += formatted(", {} threads", pool.threads);
   else if (queue->driver != nullptr)
     text += ", " + queue->driver();
-  text += fmt::format("; {} {}", name_of(p.direction), name_of(p.compute));
+  text += formatted("; {} {}", name_of(p.direction), name_of(p.compute));
   // Dtypes and layouts of all that is there, in a fixed order.
   std::string views;
   visit_problem(p, [&](const TensorView& view, const char*, Role) {
     if (view.present())
-      views += fmt::format(" {}:{}", name_of(view.dtype), layout_class(view));
+      views += formatted(" {}:{}", name_of(view.dtype), layout_class(view));
     else
       views += " -";
   });
   // Absent ones at the end say nothing.
   views.erase(views.find_last_not_of(" -") + 1);
-  text += fmt::format("; d{} dv{} group {} features {:#x}{}", p.head_dim, p.v_head_dim,
-                      p.kv_heads > 0 ? p.group() : 0, p.features.bits,
-                      p.deterministic ? " deterministic" : "");
+  text += formatted("; d{} dv{} group {} features {:#x}{}", p.head_dim, p.v_head_dim,
+                    p.kv_heads > 0 ? p.group() : 0, p.features.bits,
+                    p.deterministic ? " deterministic" : "");
   if (p.features.has(Feature::band))
-    text += fmt::format("; band {} {} {}", static_cast<int>(p.params.band->anchor),
-                        size_class(p.params.band->left), size_class(p.params.band->right));
-  text += fmt::format("; heads {} q {} k {};{};", size_class(p.batch * p.q_heads),
-                      size_class(p.q_len), size_class(p.kv_len), views);
+    text += formatted("; band {} {} {}", static_cast<int>(p.params.band->anchor),
+                      size_class(p.params.band->left), size_class(p.params.band->right));
+  text += formatted("; heads {} q {} k {};{};", size_class(p.batch * p.q_heads),
+                    size_class(p.q_len), size_class(p.kv_len), views);
   for (const Kernel* kernel : kernels) {
-    text += fmt::format(" {}", kernel->id);
-    if (kernel->version != nullptr) text += fmt::format(" ({})", kernel->version());
+    text += formatted(" {}", kernel->id);
+    if (kernel->version != nullptr) text += formatted(" ({})", kernel->version());
   }
   return text;
 }
@@ -291,7 +291,7 @@ Tuning tune(const Problem& problem, const EffectiveChoice& choice, bool self_che
             const ThreadPool& pool, Selection& selection) {
   Tuning tuning;
   if (!choice.kernel.empty() || selection.kernel->explicit_only) {
-    tuning.note = fmt::format("the kernel stands by {}", choice.source);
+    tuning.note = formatted("the kernel stands by {}", choice.source);
     return tuning;
   }
   if (is_emulated(problem.device)) {

@@ -4,8 +4,7 @@
 #include <memory>
 #include <mutex>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/json_text.h"
 #include "core/outstanding.h"
 
@@ -68,13 +67,12 @@ std::string counters_json() {
   const Counters c = counters();
   std::string kernels, refusals;
   for (const KernelCount& k : c.kernels)
-    kernels +=
-        fmt::format("{}{}:{{\"launched\":{},\"captured\":{},\"completed\":{},\"failed\":{}}}",
-                    kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured,
-                    k.completed, k.failed);
+    kernels += formatted("{}{}:{{\"launched\":{},\"captured\":{},\"completed\":{},\"failed\":{}}}",
+                         kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured,
+                         k.completed, k.failed);
   for (const RefusalCount& r : c.refusals)
-    refusals += fmt::format("{}{}:{}", refusals.empty() ? "" : ",", json_quoted(r.reason), r.count);
-  return fmt::format(
+    refusals += formatted("{}{}:{}", refusals.empty() ? "" : ",", json_quoted(r.reason), r.count);
+  return formatted(
       "{{\"forward_calls\":{},\"backward_calls\":{},\"fallbacks\":{},\"masks_skipped\":{},"
       "\"fused_prologues\":{},\"quantized\":{},\"staged_copies\":{},\"kernels\":{{{}}},"
       "\"refusals\":{{{}}}}}",

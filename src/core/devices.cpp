@@ -3,8 +3,7 @@
 #include <map>
 #include <mutex>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/kernel_table.h"
 #include "core/status_macros.h"
 
@@ -23,8 +22,8 @@ std::string trouble_with(const Device& device) {
   for (const DeviceInfo& info : all)
     if (info.device == device) return {};
   if (all.empty() && backend->unavailable != nullptr) return backend->unavailable();
-  return fmt::format("there {} {} {} device{}", all.size() == 1 ? "is" : "are", all.size(),
-                     name_of(device.type), all.size() == 1 ? "" : "s");
+  return formatted("there {} {} {} device{}", all.size() == 1 ? "is" : "are", all.size(),
+                   name_of(device.type), all.size() == 1 ? "" : "s");
 }
 
 }  // namespace
@@ -39,8 +38,8 @@ std::string device_name(const Device& device) {
 Status check_device(const char* where, const Device& device) {
   const std::string trouble = trouble_with(device);
   if (trouble.empty()) return {};
-  return {StatusCode::unsupported, fmt::format("[{}] device {}:{} cannot be used: {}", where,
-                                               name_of(device.type), device.index, trouble)};
+  return {StatusCode::unsupported, formatted("[{}] device {}:{} cannot be used: {}", where,
+                                             name_of(device.type), device.index, trouble)};
 }
 
 const DeviceQueue* queue_of(const Device& device) {
@@ -55,9 +54,9 @@ Status check_may_plan(const char* where, const Device& device, void* stream) {
   if (!capturing.ok()) return capturing.status();
   if (!*capturing) return {};
   return {StatusCode::invalid,
-          fmt::format("[{}] plans are made before capture: make a Plan, or call once, before the "
-                      "stream records a graph",
-                      where)};
+          formatted("[{}] plans are made before capture: make a Plan, or call once, before the "
+                    "stream records a graph",
+                    where)};
 }
 
 Result<const void*> zero_on(const Device& device) {

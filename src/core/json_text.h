@@ -4,7 +4,7 @@
 #include <string>
 #include <string_view>
 
-#include <fmt/format.h>
+#include "contract/format.h"
 
 namespace fovea {
 
@@ -15,7 +15,7 @@ inline std::string json_quoted(std::string_view text) {
       quoted += '\\';
       quoted += ch;
     } else if (static_cast<unsigned char>(ch) < 0x20) {
-      quoted += fmt::format("\\u{:04x}", static_cast<unsigned>(ch));
+      quoted += formatted("\\u{:04x}", static_cast<unsigned>(ch));
     } else {
       quoted += ch;
     }

@@ -4,8 +4,7 @@
 #include <array>
 #include <cstdint>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/status_macros.h"
 #include "core/views.h"
 
@@ -84,30 +83,28 @@ struct Placed {
 
 std::string shape_text(const TensorView& view) {
   const auto rank = static_cast<std::size_t>(std::clamp(view.rank, 0, kMaxRank));
-  return fmt::format(
-      "[{}]",
-      fmt::join(view.shape.begin(), view.shape.begin() + static_cast<std::ptrdiff_t>(rank), ", "));
+  return list_text({view.shape.data(), rank});
 }
 
 Status check_layout(const std::string& where, const char* name, const TensorView& view,
                     int min_rank, int max_rank) {
   if (view.rank < min_rank || view.rank > max_rank) {
-    const std::string wanted = min_rank == max_rank ? fmt::format("{}", min_rank)
-                                                    : fmt::format("{} to {}", min_rank, max_rank);
-    return invalid(fmt::format(
+    const std::string wanted = min_rank == max_rank ? formatted("{}", min_rank)
+                                                    : formatted("{} to {}", min_rank, max_rank);
+    return invalid(formatted(
         "[{}] {} must have {} dimensions; got {}", where, name, wanted,
-        view.rank < 0 ? "a shape and strides that do not match" : fmt::format("{}", view.rank)));
+        view.rank < 0 ? "a shape and strides that do not match" : formatted("{}", view.rank)));
   }
   if (size_of(view.dtype) == 0 || view.dtype > DType::fp8_e5m2)
     return invalid(
-        fmt::format("[{}] {} has unknown dtype {}", where, name, static_cast<int>(view.dtype)));
+        formatted("[{}] {} has unknown dtype {}", where, name, static_cast<int>(view.dtype)));
   std::int64_t elements = size_of(view.dtype), reach = 0;
   bool overflow = false, empty = false;
   for (int d = 0; d < view.rank; ++d) {
     const auto n = static_cast<std::size_t>(d);
     if (view.shape[n] < 0)
       return invalid(
-          fmt::format("[{}] {} has a negative size; got shape {}", where, name, shape_text(view)));
+          formatted("[{}] {} has a negative size; got shape {}", where, name, shape_text(view)));
     if (view.shape[n] == 0) empty = true;
   }
   for (int d = 0; d < view.rank; ++d) {
@@ -124,20 +121,20 @@ Status check_layout(const std::string& where, const char* name, const TensorView
                __builtin_add_overflow(reach, step, &reach);
   }
   if (overflow)
-    return invalid(fmt::format("[{}] {} is larger than 63 bits can address; got shape {}", where,
-                               name, shape_text(view)));
+    return invalid(formatted("[{}] {} is larger than 63 bits can address; got shape {}", where,
+                             name, shape_text(view)));
   return {};
 }
 
 Status check_pointer(const std::string& where, const char* name, const TensorView& view) {
   if (view.elements() == 0) return {};
   if (view.data == nullptr)
-    return invalid(fmt::format("[{}] {} is null but has shape {}", where, name, shape_text(view)));
+    return invalid(formatted("[{}] {} is null but has shape {}", where, name, shape_text(view)));
   const auto address = reinterpret_cast<std::uintptr_t>(view.data);
   const auto size = static_cast<std::uintptr_t>(size_of(view.dtype));
   if (address % size != 0)
-    return invalid(fmt::format("[{}] {} is not aligned to its dtype {}; got address {:#x}", where,
-                               name, name_of(view.dtype), address));
+    return invalid(formatted("[{}] {} is not aligned to its dtype {}; got address {:#x}", where,
+                             name, name_of(view.dtype), address));
   return {};
 }
 
@@ -203,7 +200,7 @@ Status check_memory(const std::string& where, const Problem& problem) {
         continue;
       if (overlap(placed[a].view, placed[b].view))
         return invalid(
-            fmt::format("[{}] output {} overlaps {}", where, placed[a].name, placed[b].name));
+            formatted("[{}] output {} overlaps {}", where, placed[a].name, placed[b].name));
     }
   }
   return {};

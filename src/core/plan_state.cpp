@@ -2,8 +2,7 @@
 
 #include <optional>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/autotune.h"
 #include "core/devices.h"
 #include "core/outstanding.h"
@@ -20,13 +19,13 @@ Status choose_pool(PlanState& plan, const PlanOptions& options) {
   const Backend* backend = find_backend(plan.problem.device.type);
   if (backend->pool == nullptr) return {};
   if (options.num_threads < 0)
-    return {StatusCode::invalid, fmt::format("[{}] num_threads must be 0 or positive; got {}",
-                                             name_of(plan.problem.direction), options.num_threads)};
+    return {StatusCode::invalid, formatted("[{}] num_threads must be 0 or positive; got {}",
+                                           name_of(plan.problem.direction), options.num_threads)};
   if (options.pool != nullptr) {
     if (options.pool->run == nullptr || options.pool->threads < 1)
       return {StatusCode::invalid,
-              fmt::format("[{}] a ThreadPool needs run and at least one thread; got {} threads",
-                          name_of(plan.problem.direction), options.pool->threads)};
+              formatted("[{}] a ThreadPool needs run and at least one thread; got {} threads",
+                        name_of(plan.problem.direction), options.pool->threads)};
     plan.pool = *options.pool;
     return {};
   }
@@ -36,10 +35,9 @@ Status choose_pool(PlanState& plan, const PlanOptions& options) {
 }
 
 proof::Subject subject_of(const Kernel& kernel, const Problem& problem) {
-  std::string description = fmt::format("d{}", problem.head_dim);
-  if (problem.v_head_dim != problem.head_dim)
-    description += fmt::format(" dv{}", problem.v_head_dim);
-  description += fmt::format(" {}", name_of(problem.compute));
+  std::string description = formatted("d{}", problem.head_dim);
+  if (problem.v_head_dim != problem.head_dim) description += formatted(" dv{}", problem.v_head_dim);
+  description += formatted(" {}", name_of(problem.compute));
   return {index_of(kernel), &kernel, std::move(description), device_name(problem.device)};
 }
 
@@ -97,9 +95,9 @@ Status take_workspace(const PlanState& plan, void* stream, bool captured, OwnWor
   if (plan.queue != nullptr) {
     if (captured)
       return {StatusCode::invalid,
-              fmt::format("[{}] a run that a graph records needs the caller's workspace of {} "
-                          "bytes: the library's may be another when the graph is replayed",
-                          where, plan.workspace_bytes)};
+              formatted("[{}] a run that a graph records needs the caller's workspace of {} "
+                        "bytes: the library's may be another when the graph is replayed",
+                        where, plan.workspace_bytes)};
     FOVEA_RETURN_IF_ERROR(
         own.device.take(*plan.queue, plan.problem.device.index, stream, plan.workspace_bytes));
     launch.workspace = own.device.data();
@@ -109,8 +107,8 @@ Status take_workspace(const PlanState& plan, void* stream, bool captured, OwnWor
   launch.workspace = own.host->data();
   if (launch.workspace != nullptr) return {};
   return {StatusCode::out_of_memory,
-          fmt::format("[{}] could not allocate {} bytes of workspace for {}", where,
-                      plan.workspace_bytes, plan.kernel->id)};
+          formatted("[{}] could not allocate {} bytes of workspace for {}", where,
+                    plan.workspace_bytes, plan.kernel->id)};
 }
 
 /// The caller's workspace, or one of the library's.
@@ -122,11 +120,11 @@ Status give_workspace(const PlanState& plan, const RunOptions& options, bool cap
     return take_workspace(plan, options.stream, captured, own, launch);
   if (options.workspace_bytes < plan.workspace_bytes)
     return {StatusCode::out_of_memory,
-            fmt::format("[{}] workspace must have at least {} bytes; got {}", where,
-                        plan.workspace_bytes, options.workspace_bytes)};
+            formatted("[{}] workspace must have at least {} bytes; got {}", where,
+                      plan.workspace_bytes, options.workspace_bytes)};
   if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0)
-    return {StatusCode::invalid, fmt::format("[{}] workspace must be 64-byte aligned; got {}",
-                                             where, options.workspace)};
+    return {StatusCode::invalid,
+            formatted("[{}] workspace must be 64-byte aligned; got {}", where, options.workspace)};
   launch.workspace = static_cast<std::byte*>(options.workspace);
   return {};
 }
@@ -145,8 +143,8 @@ Status check_fit_of(const PlanState& plan, const Args& args) {
   constexpr Direction kDirection =
       std::is_same_v<Args, ForwardArgs> ? Direction::forward : Direction::backward;
   if (plan.problem.direction != kDirection)
-    return {StatusCode::invalid, fmt::format("[{}] the plan was made for {}", name_of(kDirection),
-                                             name_of(plan.problem.direction))};
+    return {StatusCode::invalid, formatted("[{}] the plan was made for {}", name_of(kDirection),
+                                           name_of(plan.problem.direction))};
   return check_structure(plan.structure, args);
 }
 

@@ -4,10 +4,9 @@
 #include <cstdlib>
 #include <utility>
 
-#include <fmt/format.h>
-
 #include <fovea/introspect.h>
 
+#include "contract/format.h"
 #include "core/outstanding.h"
 
 namespace fovea {
@@ -104,8 +103,8 @@ void completed(detail::JobState& job, const Subject& subject) {
   }
   const ProofLevel level = proof_level();
   if (level == ProofLevel::all || (first && level == ProofLevel::proof))
-    emit(fmt::format("[fovea] ran {} {} ver={} file={} device={}", subject.kernel->id,
-                     subject.description, version(), library_path(), subject.device));
+    emit(formatted("[fovea] ran {} {} ver={} file={} device={}", subject.kernel->id,
+                   subject.description, version(), library_path(), subject.device));
 }
 
 void not_used(detail::JobState& job, const Subject& subject, const std::string& reason,
@@ -113,9 +112,9 @@ void not_used(detail::JobState& job, const Subject& subject, const std::string& 
   const bool first = !job.refused[subject.row].exchange(true, std::memory_order_relaxed);
   const ProofLevel level = proof_level();
   if (level == ProofLevel::all || (first && level == ProofLevel::proof))
-    emit(fmt::format("[fovea] NOT used {} — {}; {}", subject.kernel->id, reason,
-                     served_by == nullptr ? std::string("nothing served instead")
-                                          : fmt::format("served by {}", served_by)));
+    emit(formatted("[fovea] NOT used {} — {}; {}", subject.kernel->id, reason,
+                   served_by == nullptr ? std::string("nothing served instead")
+                                        : formatted("served by {}", served_by)));
 }
 
 }  // namespace proof

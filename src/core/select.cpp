@@ -4,8 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/kernel_table.h"
 #include "core/self_check.h"
 #include "core/status_macros.h"
@@ -47,8 +46,8 @@ Status check_names(const Problem& problem, const EffectiveChoice& choice) {
       known += (known.empty() ? "" : ", ") + name;
     }
     return {StatusCode::invalid,
-            fmt::format("[{}] unknown {} \"{}\" from {}; known: {}", name_of(problem.direction),
-                        what, value, choice.source, known)};
+            formatted("[{}] unknown {} \"{}\" from {}; known: {}", name_of(problem.direction), what,
+                      value, choice.source, known)};
   };
   if (!choice.kernel.empty() &&
       !any_kernel([&](const Kernel& k) { return names_kernel(choice.kernel, k); }))
@@ -71,12 +70,12 @@ std::string reasons(const Selection& selection, const Problem& problem) {
   for (const Considered& c : selection.passed_over) {
     excluded = excluded || c.refusal.code == RefusalCode::not_chosen;
     if (c.refusal.code == RefusalCode::not_chosen) continue;
-    text += fmt::format("{}{} — {}", text.empty() ? "" : "; ", c.kernel->id, render(c.refusal));
+    text += formatted("{}{} — {}", text.empty() ? "" : "; ", c.kernel->id, render(c.refusal));
   }
   if (!text.empty()) return text;
   if (excluded)
-    return fmt::format("it names no {} kernel for {}", name_of(problem.direction),
-                       name_of(problem.device.type));
+    return formatted("it names no {} kernel for {}", name_of(problem.direction),
+                     name_of(problem.device.type));
   return "no kernel of this build runs there";
 }
 
@@ -139,17 +138,17 @@ Result<Selection> select(const Problem& problem, const EffectiveChoice& choice, 
   if (selection.kernel == nullptr) {
     std::string chosen;
     if (!choice.kernel.empty())
-      chosen = fmt::format(" under kernel \"{}\" from {}", choice.kernel, choice.source);
+      chosen = formatted(" under kernel \"{}\" from {}", choice.kernel, choice.source);
     if (!choice.backend.empty())
-      chosen = fmt::format(" under backend \"{}\" from {}", choice.backend, choice.source);
-    return Status(StatusCode::unsupported, fmt::format("[{}] no kernel serves this call{}: {}",
-                                                       where, chosen, reasons(selection, problem)));
+      chosen = formatted(" under backend \"{}\" from {}", choice.backend, choice.source);
+    return Status(StatusCode::unsupported, formatted("[{}] no kernel serves this call{}: {}", where,
+                                                     chosen, reasons(selection, problem)));
   }
   if (const Considered* preferred = selection.preferred(); choice.strict && preferred != nullptr)
     return Status(
         StatusCode::unsupported,
-        fmt::format("[{}] strict: {} — {}; {} would serve instead", where, preferred->kernel->id,
-                    render(preferred->refusal), selection.kernel->id));
+        formatted("[{}] strict: {} — {}; {} would serve instead", where, preferred->kernel->id,
+                  render(preferred->refusal), selection.kernel->id));
   return selection;
 }
 

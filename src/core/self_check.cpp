@@ -6,8 +6,7 @@
 #include <mutex>
 #include <tuple>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/kernel_table.h"
 #include "core/small_case.h"
 #include "core/validate.h"
@@ -141,8 +140,8 @@ SelfCheckState self_check_state(const Kernel& kernel) {
     worst = std::max(worst, outcome.error);
   }
   if (passed == 0) return result;
-  return {SelfCheck::passed, fmt::format("{} instantiation{}, largest error {:.1e}", passed,
-                                         passed == 1 ? "" : "s", worst)};
+  return {SelfCheck::passed, formatted("{} instantiation{}, largest error {:.1e}", passed,
+                                       passed == 1 ? "" : "s", worst)};
 }
 
 }  // namespace fovea

@@ -8,10 +8,10 @@
 #include <string_view>
 #include <vector>
 
-#include <fmt/format.h>
 #include <unistd.h>
 
 #include "contract/elements.h"
+#include "contract/format.h"
 #include "core/devices.h"
 #include "core/status_macros.h"
 #include "core/views.h"
@@ -167,8 +167,8 @@ Result<std::unique_ptr<TuningScratch>> TuningScratch::make(const Problem& like,
   if (too_many || bytes > limit)
     return Status(
         StatusCode::out_of_memory,
-        fmt::format("a trial needs {} MiB of memory; at most {} MiB are used for one",
-                    too_many ? "more than 4096" : fmt::format("{}", bytes >> 20), limit >> 20));
+        formatted("a trial needs {} MiB of memory; at most {} MiB are used for one",
+                  too_many ? "more than 4096" : formatted("{}", bytes >> 20), limit >> 20));
 
   // Allocate.
   if (queue != nullptr) {
@@ -178,7 +178,7 @@ Result<std::unique_ptr<TuningScratch>> TuningScratch::make(const Problem& like,
   } else {
     made->memory_ = std::aligned_alloc(kAlignment, std::max(bytes, kAlignment));
     if (made->memory_ == nullptr)
-      return Status(StatusCode::out_of_memory, fmt::format("no {} bytes for a trial", bytes));
+      return Status(StatusCode::out_of_memory, formatted("no {} bytes for a trial", bytes));
   }
 
   // Move the tensors there.

@@ -11,9 +11,9 @@
 #include <map>
 #include <mutex>
 
-#include <fmt/format.h>
 #include <unistd.h>
 
+#include "contract/format.h"
 #include "core/json_text.h"
 
 namespace fovea {
@@ -69,11 +69,11 @@ std::vector<TunedChoice> read_file(const std::string& path, std::string& notice)
   if (!fs::exists(status)) return list;
   const std::uintmax_t bytes = fs::is_regular_file(status) ? fs::file_size(path, error) : 0;
   if (error || !fs::is_regular_file(status) || bytes > kMostFileBytes) {
-    notice = fmt::format("{} is no file of measured choices and was ignored", path);
+    notice = formatted("{} is no file of measured choices and was ignored", path);
     return list;
   }
   std::ifstream file(path, std::ios::binary);
-  if (!file.is_open()) notice = fmt::format("{} cannot be opened", path);
+  if (!file.is_open()) notice = formatted("{} cannot be opened", path);
   std::map<std::string, std::size_t> place;
   std::size_t bad = 0;
   for (std::string line; std::getline(file, line);) {
@@ -90,8 +90,8 @@ std::vector<TunedChoice> read_file(const std::string& path, std::string& notice)
       list[at->second] = std::move(*choice);
   }
   if (bad > 0)
-    notice = fmt::format("{} line{} of {} cannot be read and {} ignored", bad, bad == 1 ? "" : "s",
-                         path, bad == 1 ? "was" : "were");
+    notice = formatted("{} line{} of {} cannot be read and {} ignored", bad, bad == 1 ? "" : "s",
+                       path, bad == 1 ? "was" : "were");
   return list;
 }
 
@@ -100,9 +100,9 @@ std::string write_file(const std::string& path, const std::vector<TunedChoice>& 
   std::error_code error;
   fs::create_directories(fs::path(path).parent_path(), error);
   static std::atomic<int> count{0};
-  const std::string temporary = fmt::format("{}.{}.{}", path, getpid(), ++count);
+  const std::string temporary = formatted("{}.{}.{}", path, getpid(), ++count);
   std::FILE* file = std::fopen(temporary.c_str(), "wx");
-  if (file == nullptr) return fmt::format("{} cannot be written", temporary);
+  if (file == nullptr) return formatted("{} cannot be written", temporary);
   bool written = true;
   for (const TunedChoice& choice : list) {
     const std::string line = line_of(choice) + "\n";
@@ -111,7 +111,7 @@ std::string write_file(const std::string& path, const std::vector<TunedChoice>& 
   written = std::fclose(file) == 0 && written;
   if (written && std::rename(temporary.c_str(), path.c_str()) == 0) return {};
   std::remove(temporary.c_str());
-  return fmt::format("{} cannot be written", path);
+  return formatted("{} cannot be written", path);
 }
 
 struct Memory {
@@ -146,10 +146,10 @@ std::string tuning_file() {
 std::string line_of(const TunedChoice& choice) {
   std::string kernels;
   for (const TunedKernel& k : choice.kernels)
-    kernels += fmt::format(R"({}{{"kernel":{},"ms":{:.6g}}})", kernels.empty() ? "" : ",",
-                           json_quoted(k.kernel), k.ms);
-  return fmt::format(R"({}{},"kernel":{},"kernels":[{}]}})", kOpening, json_quoted(choice.call),
-                     json_quoted(choice.kernel), kernels);
+    kernels += formatted(R"({}{{"kernel":{},"ms":{:.6g}}})", kernels.empty() ? "" : ",",
+                         json_quoted(k.kernel), k.ms);
+  return formatted(R"({}{},"kernel":{},"kernels":[{}]}})", kOpening, json_quoted(choice.call),
+                   json_quoted(choice.kernel), kernels);
 }
 
 std::optional<TunedChoice> parse_tuning(std::string_view line) {

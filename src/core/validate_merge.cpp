@@ -1,8 +1,7 @@
 // Validation of merge_partials().
 #include "core/validate_merge.h"
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "core/memory.h"
 #include "core/status_macros.h"
 
@@ -11,7 +10,7 @@ namespace {
 
 template <class... Args>
 Status invalid(fmt::format_string<Args...> format, Args&&... args) {
-  return {StatusCode::invalid, "[merge] " + fmt::format(format, std::forward<Args>(args)...)};
+  return {StatusCode::invalid, "[merge] " + formatted(format, std::forward<Args>(args)...)};
 }
 
 Status check_one(const char* name, const TensorView& view, int rank, const Device& device) {

@@ -109,7 +109,7 @@ Status check_shape(const Context& c, const char* name, const TensorView& view,
     ++d;
   }
   if (same) return {};
-  return c.invalid("{} must have shape [{}]; got {}", name, fmt::join(shape, ", "),
+  return c.invalid("{} must have shape {}; got {}", name, list_text({shape.begin(), shape.size()}),
                    shape_text(view));
 }
 

@@ -5,6 +5,7 @@
 
 #include <fovea/status.h>
 
+#include "contract/format.h"
 #include "contract/problem.h"
 
 namespace fovea::validation {
@@ -15,7 +16,10 @@ struct Context {
   std::string where;
 
   template <class... Args>
-  [[nodiscard]] Status invalid(const char* format, Args&&... args) const;
+  [[nodiscard]] Status invalid(fmt::format_string<Args...> format, Args&&... args) const {
+    return {StatusCode::invalid,
+            "[" + where + "] " + formatted(format, std::forward<Args>(args)...)};
+  }
 };
 
 /// q, k, v: ranks, dims, segments, varlen, paging, seqused_k; sets batch, lengths, heads, dims.
@@ -47,18 +51,6 @@ Status check_shape(const Context& context, const char* name, const TensorView& v
 /// Layout and device of one view of i32 or i64 with exactly this shape.
 Status check_index_view(const Context& context, const char* name, const TensorView& view,
                         std::initializer_list<std::int64_t> shape);
-
-}  // namespace fovea::validation
-
-#include <fmt/format.h>
-
-namespace fovea::validation {
-
-template <class... Args>
-Status Context::invalid(const char* format, Args&&... args) const {
-  return {StatusCode::invalid,
-          "[" + where + "] " + fmt::format(fmt::runtime(format), std::forward<Args>(args)...)};
-}
 
 /// The view with leading dimensions added up to 4, and stride 0 where it has one element.
 template <class View>

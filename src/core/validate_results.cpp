@@ -62,9 +62,9 @@ Status check_saved_lse(const Context& c, const char* name, const TensorView& vie
 
 Status check_writable(const Context& c, const char* name, const TensorView& view) {
   if (writes_each_element_once(view)) return {};
-  return c.invalid("{} would be written more than once in one place; got shape {} and strides [{}]",
+  return c.invalid("{} would be written more than once in one place; got shape {} and strides {}",
                    name, shape_text(view),
-                   fmt::join(view.strides.begin(), view.strides.begin() + view.rank, ", "));
+                   list_text({view.strides.data(), static_cast<std::size_t>(view.rank)}));
 }
 
 /// A gradient has its input's shape, and its dtype or f32.

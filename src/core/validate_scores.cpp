@@ -42,8 +42,7 @@ Status check_mask(Context& c) {
   const std::int64_t full[4] = {p.batch, p.q_heads, p.q_len, p.kv_len};
   for (std::size_t d = 0; d < 4; ++d) {
     if (p.mask4.shape[d] != 1 && p.mask4.shape[d] != full[d])
-      return c.invalid("mask must broadcast to [{}]; got {}", fmt::join(full, ", "),
-                       shape_text(mask));
+      return c.invalid("mask must broadcast to {}; got {}", list_text(full), shape_text(mask));
     p.mask4.shape[d] = full[d];
   }
   return {};
@@ -151,17 +150,16 @@ Status check_dropout_range(const std::string& where, const Problem& p) {
            static_cast<std::uint64_t>(origin) + static_cast<std::uint64_t>(length) > limit;
   };
   if (too_far(dropout.row_origin, p.q_len, philox::kRowLimit))
-    return fail(fmt::format("dropout rows must lie in [0, 2^33); got row_origin={}, q_len={}",
-                            dropout.row_origin, p.q_len));
+    return fail(formatted("dropout rows must lie in [0, 2^33); got row_origin={}, q_len={}",
+                          dropout.row_origin, p.q_len));
   if (too_far(dropout.column_origin, p.kv_len, philox::kColumnLimit))
-    return fail(
-        fmt::format("dropout columns must lie in [0, 2^34); got column_origin={}, kv_len={}",
-                    dropout.column_origin, p.kv_len));
+    return fail(formatted("dropout columns must lie in [0, 2^34); got column_origin={}, kv_len={}",
+                          dropout.column_origin, p.kv_len));
   std::int64_t streams = 0;
   if (!dropout.streams.present() &&
       (__builtin_mul_overflow(p.batch, p.q_heads, &streams) || streams > 0x100000000))
     return fail(
-        fmt::format("dropout has 2^32 streams; got batch={} * q_heads={}", p.batch, p.q_heads));
+        formatted("dropout has 2^32 streams; got batch={} * q_heads={}", p.batch, p.q_heads));
   return {};
 }
 
@@ -195,11 +193,11 @@ Status check_rope_rows(const std::string& where, const Problem& p) {
     if (!rotated) return {};
     if (offset < 0)
       return {StatusCode::invalid,
-              fmt::format("[{}] rope {}_offset must not be negative; got {}", where, name, offset)};
+              formatted("[{}] rope {}_offset must not be negative; got {}", where, name, offset)};
     if (length > 0 && (offset > rows || length > rows - offset))
       return {StatusCode::invalid,
-              fmt::format("[{}] rope tables have {} rows; {} needs rows {} to {}", where, rows,
-                          name, offset, saturating_add(saturating_add(offset, length), -1))};
+              formatted("[{}] rope tables have {} rows; {} needs rows {} to {}", where, rows, name,
+                        offset, saturating_add(saturating_add(offset, length), -1))};
     return {};
   };
   FOVEA_RETURN_IF_ERROR(check("q", rope.rotate_q, rope.q_offset, p.q_len));

@@ -10,8 +10,7 @@
 #include <new>
 #include <string_view>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "cuda/emulation_state.h"
 
 namespace fovea::cuda::emulation {
@@ -87,14 +86,14 @@ class Device {
     const std::size_t end =
         static_cast<std::size_t>(byte_offset) + static_cast<std::size_t>(count) * element_bytes;
     if (byte_offset < 0 || count < 0 || end > shape_.shared_bytes)
-      fail(fmt::format("an array of {} x {} bytes at {} does not fit in {} bytes of shared memory",
-                       count, element_bytes, byte_offset, shape_.shared_bytes));
+      fail(formatted("an array of {} x {} bytes at {} does not fit in {} bytes of shared memory",
+                     count, element_bytes, byte_offset, shape_.shared_bytes));
     return shared_.get() + byte_offset;
   }
 
   [[noreturn]] void fail(std::string&& message) {
     error_ =
-        fmt::format("[{}] block {}, thread {}: {}", entry_->name, here.block, here.thread, message);
+        formatted("[{}] block {}, thread {}: {}", entry_->name, here.block, here.thread, message);
     // The caller is left where it stands, and what it owns must not be lost with it.
     std::string().swap(message);
     self().fibre.switch_to(host_);
@@ -217,7 +216,7 @@ void Device::run_thread() {
     try {
       d.entry_->emulated(d.args_);
     } catch (const std::exception& exception) {
-      thrown = fmt::format("an exception: {}", exception.what());
+      thrown = formatted("an exception: {}", exception.what());
     }
     if (!thrown.empty()) d.fail(std::move(thrown));
     d.end_thread();
@@ -233,7 +232,7 @@ void Device::end_thread() {
 
   Warp& warp = warp_of(here.thread);
   if (warp.arrived != 0)
-    fail(fmt::format("ends while lanes of its warp wait for it ({})", warp.operation->name));
+    fail(formatted("ends while lanes of its warp wait for it ({})", warp.operation->name));
   warp.alive &= ~bit_of(here.thread);
   set_ready(here.thread >> 5, warp.ready & ~bit_of(here.thread));
   if (--alive_ == 0) {
@@ -262,12 +261,12 @@ void Device::meet(const Operation& operation, void* operand) {
   const int thread = here.thread;
   Warp& warp = warp_of(thread);
   if (warp.alive != kWholeWarp)
-    fail(fmt::format("{} without lanes of the warp that have ended", operation.name));
+    fail(formatted("{} without lanes of the warp that have ended", operation.name));
   if (warp.arrived == 0) {
     warp.operation = &operation;
   } else if (warp.operation != &operation) {
-    fail(fmt::format("is at {} while lanes of its warp are at {}", operation.name,
-                     warp.operation->name));
+    fail(formatted("is at {} while lanes of its warp are at {}", operation.name,
+                   warp.operation->name));
   }
   warp.operands[thread & 31] = operand;
   warp.arrived |= bit_of(thread);
@@ -286,8 +285,8 @@ void Device::barrier(const char* file, int line) {
   if (at_barrier_ == 0) {
     barrier_ = {file, line};
   } else if (barrier_.line != line || std::strcmp(barrier_.file, file) != 0) {
-    fail(fmt::format("is at the barrier of {}:{} while others are at that of {}:{}",
-                     name_of_file(file), line, name_of_file(barrier_.file), barrier_.line));
+    fail(formatted("is at the barrier of {}:{} while others are at that of {}:{}",
+                   name_of_file(file), line, name_of_file(barrier_.file), barrier_.line));
   }
   set_ready(here.thread >> 5, warp_of(here.thread).ready & ~bit_of(here.thread));
   if (++at_barrier_ == alive_) release_barrier();
@@ -300,15 +299,14 @@ void Device::release_barrier() {
 }
 
 void Device::fail_stuck() {
-  std::string text =
-      fmt::format("the block is stuck: {} threads have ended", here.threads - alive_);
+  std::string text = formatted("the block is stuck: {} threads have ended", here.threads - alive_);
   if (at_barrier_ > 0)
-    text += fmt::format(", {} wait at the barrier of {}:{}", at_barrier_,
-                        name_of_file(barrier_.file), barrier_.line);
+    text += formatted(", {} wait at the barrier of {}:{}", at_barrier_, name_of_file(barrier_.file),
+                      barrier_.line);
   for (int n = 0; n < here.threads / 32; ++n)
     if (warps_[n].arrived != 0)
-      text += fmt::format(", {} of warp {} wait at {}", std::popcount(warps_[n].arrived), n,
-                          warps_[n].operation->name);
+      text += formatted(", {} of warp {} wait at {}", std::popcount(warps_[n].arrived), n,
+                        warps_[n].operation->name);
   fail(std::move(text));
 }
 
@@ -327,15 +325,15 @@ Lane& self() { return device().self(); }
 void fail(std::string&& message) { device().fail(std::move(message)); }
 
 void fail_range(int first, int size, int count) {
-  fail(size == 1 ? fmt::format("index {} of an array of {} in shared memory", first, count)
-                 : fmt::format("elements [{}, {}) of an array of {} in shared memory", first,
-                               static_cast<std::int64_t>(first) + size, count));
+  fail(size == 1 ? formatted("index {} of an array of {} in shared memory", first, count)
+                 : formatted("elements [{}, {}) of an array of {} in shared memory", first,
+                             static_cast<std::int64_t>(first) + size, count));
 }
 
 void check_aligned(const void* address, std::size_t alignment, const char* what) {
   const std::size_t beyond = reinterpret_cast<std::uintptr_t>(address) % alignment;
   if (beyond != 0)
-    fail(fmt::format("{} lies {} bytes beyond a multiple of {}", what, beyond, alignment));
+    fail(formatted("{} lies {} bytes beyond a multiple of {}", what, beyond, alignment));
 }
 
 std::byte* shared_bytes(int byte_offset, int count, std::size_t element_bytes) {

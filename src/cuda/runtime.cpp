@@ -7,7 +7,7 @@
 #include <limits>
 #include <string_view>
 
-#include <fmt/format.h>
+#include "contract/format.h"
 
 namespace fovea::cuda {
 namespace {
@@ -81,18 +81,18 @@ bool emulating() {
 Status check_launch(std::span<const DeviceProperties> devices, int device, const Entry& entry,
                     LaunchShape shape, std::size_t args_bytes) {
   const auto refuse = [&](std::string why) {
-    return Status(StatusCode::internal, fmt::format("[{}] {}", entry.name, why));
+    return Status(StatusCode::internal, formatted("[{}] {}", entry.name, why));
   };
   if (device < 0 || static_cast<std::size_t>(device) >= devices.size())
-    return refuse(fmt::format("device {} of {}", device, devices.size()));
+    return refuse(formatted("device {} of {}", device, devices.size()));
   if (shape.blocks < 0 || shape.blocks > std::numeric_limits<std::int32_t>::max())
-    return refuse(fmt::format("a launch of {} blocks", shape.blocks));
+    return refuse(formatted("a launch of {} blocks", shape.blocks));
   const std::size_t limit = devices[static_cast<std::size_t>(device)].shared_bytes;
   if (shape.shared_bytes > limit)
     return refuse(
-        fmt::format("{} bytes of shared memory; the device has {}", shape.shared_bytes, limit));
+        formatted("{} bytes of shared memory; the device has {}", shape.shared_bytes, limit));
   if (args_bytes > kMostArgumentBytes)
-    return refuse(fmt::format("{} bytes of arguments; at most {}", args_bytes, kMostArgumentBytes));
+    return refuse(formatted("{} bytes of arguments; at most {}", args_bytes, kMostArgumentBytes));
   return {};
 }
 

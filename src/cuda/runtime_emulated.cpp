@@ -5,8 +5,7 @@
 #include <cstring>
 #include <limits>
 
-#include <fmt/format.h>
-
+#include "contract/format.h"
 #include "cuda/emulation.h"
 #include "cuda/runtime.h"
 
@@ -54,7 +53,7 @@ class EmulatedRuntime final : public Runtime {
     const std::size_t size = bytes > 0 ? bytes : 1;
     if (posix_memalign(&data, 256, size) != 0)
       return Status(StatusCode::out_of_memory,
-                    fmt::format("[cuda] no {} bytes of emulated device memory", bytes));
+                    formatted("[cuda] no {} bytes of emulated device memory", bytes));
     std::memset(data, 0xFF, size);
     return data;
   }
@@ -82,7 +81,7 @@ class EmulatedRuntime final : public Runtime {
  private:
   static Status check(int device) {
     if (device == 0) return {};
-    return {StatusCode::device, fmt::format("[cuda] device {} of 1", device)};
+    return {StatusCode::device, formatted("[cuda] device {} of 1", device)};
   }
 
   /// No bytes may come from and go to null.

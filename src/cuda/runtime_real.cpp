@@ -8,8 +8,8 @@
 #include <vector>
 
 #include <cuda_runtime_api.h>
-#include <fmt/format.h>
 
+#include "contract/format.h"
 #include "cuda/runtime.h"
 
 namespace fovea::cuda {
@@ -25,7 +25,7 @@ Status status_of(cudaError_t error, const char* what) {
   cudaGetLastError();
   return {
       error == cudaErrorMemoryAllocation ? StatusCode::out_of_memory : StatusCode::device,
-      fmt::format("[cuda] {}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error))};
+      formatted("[cuda] {}: {} ({})", what, cudaGetErrorName(error), cudaGetErrorString(error))};
 }
 
 /// The calling thread's device, for a while.
@@ -63,7 +63,7 @@ class BesideCaptures {
 };
 
 std::string version_text(int version) {
-  return fmt::format("{}.{}", version / 1000, version % 1000 / 10);
+  return formatted("{}.{}", version / 1000, version % 1000 / 10);
 }
 
 /// Why there is no device, after cudaGetDeviceCount said `error` or counted none.
@@ -73,11 +73,11 @@ std::string explain(cudaError_t error) {
   if (cudaDriverGetVersion(&driver) != cudaSuccess || driver == 0)
     return "no CUDA driver is installed";
   if (error == cudaErrorInsufficientDriver)
-    return fmt::format("the CUDA driver is for {}; this build needs one for {}",
-                       version_text(driver), version_text(CUDART_VERSION));
+    return formatted("the CUDA driver is for {}; this build needs one for {}", version_text(driver),
+                     version_text(CUDART_VERSION));
   if (error == cudaSuccess || error == cudaErrorNoDevice) return "the CUDA driver shows no device";
-  return fmt::format("the CUDA driver fails: {} ({})", cudaGetErrorName(error),
-                     cudaGetErrorString(error));
+  return formatted("the CUDA driver fails: {} ({})", cudaGetErrorName(error),
+                   cudaGetErrorString(error));
 }
 
 int attribute(cudaDeviceAttr which, int device) {
@@ -120,8 +120,7 @@ class RealRuntime final : public Runtime {
   std::string driver() override {
     int version = 0;
     cudaDriverGetVersion(&version);
-    return fmt::format("driver {}, run time {}", version_text(version),
-                       version_text(CUDART_VERSION));
+    return formatted("driver {}, run time {}", version_text(version), version_text(CUDART_VERSION));
   }
 
   Status launch(int device, const Entry& entry, LaunchShape shape, const void* args,
@@ -275,7 +274,7 @@ class RealRuntime final : public Runtime {
   Status on_device(int device, const char* what, Work work) {
     if (device < 0 || static_cast<std::size_t>(device) >= properties_.size())
       return {StatusCode::device,
-              fmt::format("[cuda] {}: device {} of {}", what, device, properties_.size())};
+              formatted("[cuda] {}: device {} of {}", what, device, properties_.size())};
     const OnDevice on(device);
     return on.status().ok() ? status_of(work(), what) : on.status();
   }

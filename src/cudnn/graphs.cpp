@@ -19,8 +19,8 @@
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <fmt/format.h>
 
+#include "contract/format.h"
 #include "cudnn/library.h"
 
 namespace fovea::cudnn {
@@ -145,7 +145,7 @@ std::string shorten(std::string_view text) {
         std::find(reasons.begin(), reasons.end(), why) == reasons.end())
       reasons.push_back(why);
   }
-  for (const std::string_view why : reasons) line += fmt::format("; {}", why);
+  for (const std::string_view why : reasons) line += formatted("; {}", why);
   return line;
 }
 
@@ -229,7 +229,7 @@ std::string build(const GraphSpec& spec, BuiltGraph& built) {
     if (const auto status = fe::detail::create_handle(&handle.handle);
         status != CUDNN_STATUS_SUCCESS) {
       handle.handle = nullptr;
-      return explain(fmt::format("cudnnCreate fails with status {}", static_cast<int>(status)));
+      return explain(formatted("cudnnCreate fails with status {}", static_cast<int>(status)));
     }
   auto made = std::make_unique<Graph>();
   fe::graph::Graph& graph = made->graph;
@@ -298,7 +298,7 @@ const BuiltGraph& graph_for(const GraphSpec& spec) {
   Graphs& all = graphs();
   const std::lock_guard one(all.building);
   if (const BuiltGraph* found = find_graph(spec)) return *found;
-  static const BuiltGraph full{fmt::format("{} cuDNN graphs are kept already", kMostGraphs), 0,
+  static const BuiltGraph full{formatted("{} cuDNN graphs are kept already", kMostGraphs), 0,
                                nullptr};
   if (all.made.size() >= kMostGraphs) return full;
   BuiltGraph built;
@@ -318,7 +318,7 @@ Status run_graph(const BuiltGraph& built, const GraphSpec& spec, const Pointers&
                  void* workspace, void* stream) {
   const char* where = spec.direction == Direction::forward ? "cudnn.forward" : "cudnn.backward";
   const auto fail = [&](const std::string& what) {
-    return Status(StatusCode::device, fmt::format("[{}] {}", where, explain(what)));
+    return Status(StatusCode::device, formatted("[{}] {}", where, explain(what)));
   };
   const OnDevice on(spec.device, /*beside_captures=*/false);
   if (!on.status().ok()) return on.status();

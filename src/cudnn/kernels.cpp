@@ -9,9 +9,8 @@
 #include <algorithm>
 #include <cmath>
 
-#include <fmt/format.h>
-
 #include "contract/band.h"
+#include "contract/format.h"
 #include "contract/kernel.h"
 #include "cudnn/graphs.h"
 #include "cudnn/library.h"
@@ -218,14 +217,14 @@ Status run(const Problem& p, const Launch& on) {
   const BuiltGraph* built = find_graph(spec);
   if (built == nullptr || built->graph == nullptr)
     return {StatusCode::internal,
-            fmt::format("[{}] no graph was built when the plan was made", where)};
+            formatted("[{}] no graph was built when the plan was made", where)};
   const Pointers pointers = pointers_of(p);
   for (std::size_t n = 0; n < tensors_of(p.direction); ++n)
     if (n != kLse && reinterpret_cast<std::uintptr_t>(pointers[n]) % kAlignment != 0)
       return {StatusCode::invalid,
-              fmt::format("[{}] tensors must begin at multiples of 16 bytes, as they did when the "
-                          "plan was made; got {}",
-                          where, pointers[n])};
+              formatted("[{}] tensors must begin at multiples of 16 bytes, as they did when the "
+                        "plan was made; got {}",
+                        where, pointers[n])};
   return run_graph(*built, spec, pointers, on.workspace, on.stream);
 }
 

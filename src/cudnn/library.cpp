@@ -5,23 +5,24 @@
 
 #include <cuda_runtime_api.h>
 #include <dlfcn.h>
-#include <fmt/format.h>
+
+#include "contract/format.h"
 
 namespace fovea::cudnn {
 namespace {
 
 std::string version_text(int version) {
-  return fmt::format("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
+  return formatted("{}.{}.{}", version / 10000, version / 100 % 100, version % 100);
 }
 
 /// Why no call may go through this version, or empty.
 std::string defect_of(int version) {
   if (version < kOldestVersion || version >= 100000)
-    return fmt::format("is {}; {} or a later 9 is needed", version_text(version),
-                       version_text(kOldestVersion));
+    return formatted("is {}; {} or a later 9 is needed", version_text(version),
+                     version_text(kOldestVersion));
   if (version == 91000 || version == 91001)
-    return fmt::format("is {}, whose attention is known to be wrong; 9.10.2 is not",
-                       version_text(version));
+    return formatted("is {}, whose attention is known to be wrong; 9.10.2 is not",
+                     version_text(version));
   return {};
 }
 
@@ -38,8 +39,8 @@ Library open() {
   made.handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (made.handle == nullptr) {
     const char* why = dlerror();
-    made.trouble = fmt::format("cuDNN cannot be opened: {} (FOVEA_CUDNN_LIBRARY names its file)",
-                               why == nullptr ? path.c_str() : why);
+    made.trouble = formatted("cuDNN cannot be opened: {} (FOVEA_CUDNN_LIBRARY names its file)",
+                             why == nullptr ? path.c_str() : why);
     return made;
   }
   using Version = std::size_t (*)();
@@ -51,7 +52,7 @@ Library open() {
   made.version = static_cast<int>(version());
   made.name = "cuDNN " + version_text(made.version);
   if (const std::string defect = defect_of(made.version); !defect.empty())
-    made.trouble = fmt::format("cuDNN ({}) {}", path, defect);
+    made.trouble = formatted("cuDNN ({}) {}", path, defect);
   return made;
 }
 
@@ -80,8 +81,8 @@ OnDevice::OnDevice(int device, bool beside_captures) {
   }
   if (error != cudaSuccess) {
     cudaGetLastError();
-    status_ = {StatusCode::device, fmt::format("[cudnn] device {}: {} ({})", device,
-                                               cudaGetErrorName(error), cudaGetErrorString(error))};
+    status_ = {StatusCode::device, formatted("[cudnn] device {}: {} ({})", device,
+                                             cudaGetErrorName(error), cudaGetErrorString(error))};
     return;
   }
   if (!beside_captures) return;

@@ -9,15 +9,18 @@
 #include "cases/device_copies.h"
 #include "cases/random_case.h"
 #include "cases/work.h"
+#include "each_in_threads.h"
 #include "tally.h"
 
 namespace fovea::cases {
 namespace {
 
-// The thread sanitizer is some ten times as slow, and looks for races, not at numbers: each kernel
-// gets one case in four, and each case a quarter of the kernels.
+// Sanitizers are slow, and look at memory and races, not at numbers: each kernel gets one case in
+// so many, and each case that part of the kernels.
 #if defined(__SANITIZE_THREAD__)
-constexpr std::size_t kShare = 4;
+constexpr std::size_t kShare = 12;
+#elif defined(__SANITIZE_ADDRESS__)
+constexpr std::size_t kShare = 3;
 #else
 constexpr std::size_t kShare = 1;
 #endif
@@ -56,7 +59,7 @@ std::int64_t least_executed(const KernelInfo& kernel) {
 TEST(KernelsByCases, WholeTable) {
   const std::vector<KernelInfo> all = available_kernels();
   Tally tally;
-  for (std::size_t item = 0; item < table().size(); ++item) {
+  each_in_threads(table().size(), [&](std::size_t item) {
     const TableEntry& entry = table()[item];
     std::map<std::string, PreparedCase> prepared;
     for (std::size_t n = 0; n < all.size(); ++n) {
@@ -69,7 +72,7 @@ TEST(KernelsByCases, WholeTable) {
       PreparedCase& its = prepared.try_emplace(name, spec, default_seed(spec)).first->second;
       tally.add(kernel.id, name, run_case(its, kernel.id));
     }
-  }
+  });
   tally.print();
   for (const KernelInfo& kernel : all) {
     EXPECT_GE(tally.executed(kernel.id), share_of(least_executed(kernel))) << kernel.id;
@@ -85,14 +88,15 @@ TEST(KernelsByCases, RandomCases) {
     if (!kernel.explicit_only) by_scope[scope_of(kernel.id).to_string()].push_back(kernel.id);
   }
   Tally tally;
-  for (const auto& [bits, group] : by_scope) {
-    for (std::uint64_t seed = 0; seed < kCases; ++seed) {
-      const Case spec = random_case(seed, Scope(bits));
+  for (const auto& scope : by_scope) {
+    const std::vector<std::string>& group = scope.second;
+    each_in_threads(kCases, [&](std::uint64_t seed) {
+      const Case spec = random_case(seed, Scope(scope.first));
       PreparedCase prepared(spec, default_seed(spec));
       for (std::size_t n = 0; n < group.size(); ++n) {
         if (is_due(seed, n)) tally.add(group[n], name_of(spec), run_case(prepared, group[n]));
       }
-    }
+    });
     for (const std::string& kernel : group) {
       const std::uint64_t least = specialists.count(kernel) > 0 ? kCases / 5 : kCases * 9 / 10;
       EXPECT_GE(tally.executed(kernel), share_of(static_cast<std::int64_t>(least))) << kernel;
@@ -110,9 +114,10 @@ TEST(KernelsByCases, ResultsDoNotDependOnTheNumberOfThreads) {
     if (!large && hash_of(entry.name) % 7 != 0) continue;
     ++cases;
     PreparedCase prepared(entry.spec, default_seed(entry.spec));
-    for (const KernelInfo& kernel : available_kernels()) {
-      if (kernel.explicit_only) continue;
-      tally.add(kernel.id, entry.name, run_case(prepared, kernel.id, {1, 2, 8}));
+    const std::vector<KernelInfo> all = available_kernels();
+    for (std::size_t n = 0; n < all.size(); ++n) {
+      if (all[n].explicit_only || !is_due(static_cast<std::size_t>(cases), n)) continue;
+      tally.add(all[n].id, entry.name, run_case(prepared, all[n].id, {1, 2, 8}));
     }
   }
   EXPECT_GE(cases, 30);

@@ -3,6 +3,7 @@
 
 #include <iostream>
 #include <map>
+#include <mutex>
 #include <string>
 #include <utility>
 
@@ -22,12 +23,14 @@ inline Case suited_to(const std::string& kernel, const Case& c) {
   return with_dtype(c, DType::bf16).value_or(c);
 }
 
+/// Threads may share it.
 class Tally {
  public:
   /// `options`: what a reproducer needs besides kernel and case.
   explicit Tally(std::string options = "") : options_(std::move(options)) {}
 
   void add(const std::string& kernel, const std::string& name, const CaseResult& result) {
+    const std::lock_guard lock(mutex_);
     switch (result.outcome) {
       case Outcome::passed:
         ++executed_[kernel];
@@ -59,6 +62,7 @@ class Tally {
 
  private:
   std::string options_;
+  std::mutex mutex_;
   std::map<std::string, std::int64_t> executed_;
   std::map<std::string, std::map<std::string, std::int64_t>> skips_;
 };
