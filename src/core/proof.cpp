@@ -9,6 +9,7 @@
 #include <fovea/introspect.h>
 
 #include "core/outstanding.h"
+#include "core/replays.h"
 
 namespace fovea {
 namespace {
@@ -48,6 +49,7 @@ void emit(const std::string& line) {
 /// Settles what has finished and hands out the job's failure, once.
 Status flush_of(detail::JobState& job) {
   settle_finished_runs();
+  settle_replays();
   const std::lock_guard lock(job.mutex);
   return std::exchange(job.failure, Status());
 }
@@ -84,6 +86,7 @@ const std::string& Job::name() const { return state_->name; }
 
 std::vector<std::string> Job::kernels_ran() const {
   settle_finished_runs();
+  settle_replays();
   const std::lock_guard lock(state_->mutex);
   return state_->order;
 }
