@@ -338,11 +338,11 @@ Result<const Saved*> PreparedCase::saved(const std::string& kernel) {
 }
 
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
-                    const std::vector<int>& threads) {
+                    const std::vector<int>& threads, int draws) {
   const Direction direction = direction_of(kernel);
   CaseResult result;
   result.sampled = prepared.sampled();
-  result.draws = draws_of(prepared.spec(), is_emulated(device_of(kernel)));
+  result.draws = draws > 0 ? draws : draws_of(prepared.spec(), is_emulated(device_of(kernel)));
   std::vector<ErrorSums> sums;
   for (int n = 0; n < result.draws; ++n)
     if (!run_draw(prepared.draw(n), kernel, direction, threads.front(), sums, result))

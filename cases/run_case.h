@@ -77,8 +77,8 @@ class PreparedCase {
 
 /// Runs `kernel`, on copies of the tensors where it is a device's, with each number of threads (0:
 /// the default): the first is judged by the numerics rule, over all draws of the inputs, the others
-/// must give the same bits.
+/// must give the same bits. `draws`: how many sets of inputs; 0: as draws_of() says.
 CaseResult run_case(PreparedCase& prepared, const std::string& kernel,
-                    const std::vector<int>& threads = {0});
+                    const std::vector<int>& threads = {0}, int draws = 0);
 
 }  // namespace fovea::cases

@@ -34,6 +34,7 @@ struct Settings {
   std::optional<std::uint64_t> schedule;
   std::string dtype;
   std::vector<int> threads{0};
+  int draws = 0;
 };
 
 struct Entry {
@@ -158,7 +159,8 @@ void run_jobs(const Settings& settings, const std::vector<Job>& jobs, CheckRepor
                                    own_seed ? cases::default_seed(entry.spec) : settings.seed);
       for (const std::string& kernel : job.kernels) {
         progress.next(kernel + " " + entry.name, report.failed());
-        const cases::CaseResult result = cases::run_case(prepared, kernel, settings.threads);
+        const cases::CaseResult result =
+            cases::run_case(prepared, kernel, settings.threads, settings.draws);
         report.add(kernel, entry.name, own_seed ? std::nullopt : std::optional(settings.seed),
                    result);
         if (!settings.verbose) continue;
@@ -183,10 +185,12 @@ Status start_emulation(const Settings& settings) {
           "this build emulates no CUDA device (configure it with FOVEA_EMULATE_CUDA=ON)"};
 }
 
-std::string emulation_options(const Settings& settings) {
-  if (!settings.emulate) return {};
-  return settings.schedule ? fmt::format(" --emulate --seed-schedule {}", *settings.schedule)
-                           : " --emulate";
+/// What a reproducer needs besides kernel, case and seed.
+std::string options_of(const Settings& settings) {
+  std::string options = settings.emulate ? " --emulate" : "";
+  if (settings.schedule) options += fmt::format(" --seed-schedule {}", *settings.schedule);
+  if (settings.draws > 0) options += fmt::format(" --draws {}", settings.draws);
+  return options;
 }
 
 int run_check(const Settings& settings) {
@@ -203,7 +207,7 @@ int run_check(const Settings& settings) {
   }
   const Result<std::vector<KernelInfo>> chosen = kernels_matching(settings.patterns);
   if (!chosen) return complain("check", chosen.status().message(), kUsage);
-  CheckReport report(emulation_options(settings));
+  CheckReport report(options_of(settings));
   std::vector<std::string> kernels;
   for (const KernelInfo& kernel : *chosen) {
     if (!kernel.available) {
@@ -274,6 +278,11 @@ void add_check_command(CLI::App& app, int& exit_code) {
                    "0 = default")
       ->delimiter(',')
       ->check(CLI::Range(0, 1024));
+  command
+      ->add_option("--draws", s.draws,
+                   "Sets of inputs that a case is judged over; by default as its size allows, on "
+                   "an emulated device fewer")
+      ->check(CLI::Range(1, 10000));
   command->add_option("--dtype", s.dtype, "Run the cases with q, k and v in this dtype")
       ->check(CLI::IsMember({"f32", "f16", "bf16", "f64"}));
   CLI::Option* emulate = command->add_flag(

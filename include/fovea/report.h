@@ -74,7 +74,8 @@ class Job {
   Job& operator=(const Job&) = delete;
 
   [[nodiscard]] FOVEA_API const std::string& name() const;
-  /// Kernels that have completed in this job, in order of first completion.
+  /// Kernels that have completed in this job, or in a replay of what it recorded in a graph, in
+  /// order of first completion.
   [[nodiscard]] FOVEA_API std::vector<std::string> kernels_ran() const;
   /// Counts and proves the runs that have finished on devices with streams by now. Waits for none,
   /// and says nothing of those still running: they are proved by a later look, of this job, another
@@ -93,8 +94,9 @@ FOVEA_API Status flush();
 
 struct KernelCount {
   std::string kernel;
-  std::uint64_t launched = 0;   ///< started or queued
-  std::uint64_t captured = 0;   ///< recorded in a graph instead; its replays are not counted
+  std::uint64_t launched = 0;  ///< started or queued
+  std::uint64_t captured = 0;  ///< recorded in a graph instead
+  std::uint64_t replayed = 0;  ///< replays of those, seen to have finished; on a device that counts
   std::uint64_t completed = 0;  ///< seen to have finished, however long after the launch
   std::uint64_t failed = 0;
 };

@@ -50,6 +50,9 @@ struct DeviceQueue {
   Result<std::size_t> (*free_bytes)(int device) = nullptr;
   /// The driver's version, for which measured choices are kept. Null: not known.
   std::string (*driver)() = nullptr;
+  /// Queues that the number at `count`, in the device's memory, grows by 1. Where the stream
+  /// records a graph, each replay does it. Null: replays are not counted.
+  Status (*count_up)(int device, void* stream, std::uint64_t* count) = nullptr;
 };
 
 struct Backend {

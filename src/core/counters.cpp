@@ -7,6 +7,7 @@
 #include "contract/format.h"
 #include "core/json_text.h"
 #include "core/outstanding.h"
+#include "core/replays.h"
 
 namespace fovea {
 namespace counting {
@@ -41,6 +42,7 @@ Counter& refusals_of(const std::string& kind) {
 
 Counters counters() {
   settle_finished_runs();
+  settle_replays();
   const counting::Totals& t = counting::totals();
   Counters c;
   c.forward_calls = t.forward_calls;
@@ -53,8 +55,9 @@ Counters counters() {
   const auto table = kernel_table();
   for (std::size_t n = 0; n < table.size(); ++n) {
     const auto& k = t.kernels[n];
-    if (k.launched != 0 || k.captured != 0)
-      c.kernels.push_back({table[n]->id, k.launched, k.captured, k.completed, k.failed});
+    if (k.launched != 0 || k.captured != 0 || k.replayed != 0)
+      c.kernels.push_back(
+          {table[n]->id, k.launched, k.captured, k.replayed, k.completed, k.failed});
   }
   auto& all = counting::refusals();
   const std::lock_guard lock(all.mutex);
@@ -67,9 +70,10 @@ std::string counters_json() {
   const Counters c = counters();
   std::string kernels, refusals;
   for (const KernelCount& k : c.kernels)
-    kernels += formatted("{}{}:{{\"launched\":{},\"captured\":{},\"completed\":{},\"failed\":{}}}",
-                         kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured,
-                         k.completed, k.failed);
+    kernels += formatted(
+        "{}{}:{{\"launched\":{},\"captured\":{},\"replayed\":{},\"completed\":{},\"failed\":{}}}",
+        kernels.empty() ? "" : ",", json_quoted(k.kernel), k.launched, k.captured, k.replayed,
+        k.completed, k.failed);
   for (const RefusalCount& r : c.refusals)
     refusals += formatted("{}{}:{}", refusals.empty() ? "" : ",", json_quoted(r.reason), r.count);
   return formatted(
@@ -82,12 +86,13 @@ std::string counters_json() {
 
 void reset_counters() {
   settle_finished_runs();
+  settle_replays();
   counting::Totals& t = counting::totals();
   ++t.epoch;
   for (auto* counter : {&t.forward_calls, &t.backward_calls, &t.fallbacks, &t.masks_skipped,
                         &t.fused_prologues, &t.quantized, &t.staged_copies})
     *counter = 0;
-  for (auto& k : t.kernels) k.launched = k.captured = k.completed = k.failed = 0;
+  for (auto& k : t.kernels) k.launched = k.captured = k.replayed = k.completed = k.failed = 0;
   auto& all = counting::refusals();
   const std::lock_guard lock(all.mutex);
   for (auto& [kind, counter] : all.by_kind) *counter = 0;

@@ -16,7 +16,7 @@ namespace fovea::counting {
 using Counter = std::atomic<std::uint64_t>;
 
 struct PerKernel {
-  Counter launched{0}, captured{0}, completed{0}, failed{0};
+  Counter launched{0}, captured{0}, replayed{0}, completed{0}, failed{0};
 };
 
 struct Totals {

@@ -6,6 +6,7 @@
 #include "core/autotune.h"
 #include "core/devices.h"
 #include "core/outstanding.h"
+#include "core/replays.h"
 #include "core/select.h"
 #include "core/status_macros.h"
 #include "core/stream_workspace.h"
@@ -70,6 +71,8 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
   plan->structure = structure_of(args);
   FOVEA_RETURN_IF_ERROR(check_device(name_of(plan->problem.direction), plan->problem.device));
   plan->queue = queue_of(plan->problem.device);
+  if (plan->queue != nullptr)
+    FOVEA_RETURN_IF_ERROR(prepare_for_replays(*plan->queue, plan->problem.device.index));
   FOVEA_RETURN_IF_ERROR(choose_pool(*plan, options));
   Result<Selection> selection =
       select(plan->problem, effective_choice(options.choice), options.self_check);
@@ -179,7 +182,7 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
   Status status = plan.kernel->run(problem, launch);
   if (status.ok() && captured) {
     note_preferred(plan, *job, plan.kernel->id);
-    return {};
+    return follow_replays({plan.shared_from_this(), job, epoch}, options.stream);
   }
   if (status.ok() && plan.queue != nullptr) {
     status = follow({plan.shared_from_this(), job, epoch}, options.stream);
@@ -225,6 +228,11 @@ void settle(const PlanState& plan, detail::JobState& job, std::uint64_t epoch,
     proof::completed(job, plan.subject);
   else
     proof::not_used(job, plan.subject, status.message(), nullptr);
+}
+
+void settle_replay(const PlanState& plan, detail::JobState& job, std::uint64_t replays) {
+  counting::totals().kernels[plan.subject.row].replayed += replays;
+  proof::completed(job, plan.subject);
 }
 
 }  // namespace fovea

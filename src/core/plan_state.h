@@ -50,5 +50,7 @@ Status run_plan(const PlanState& plan, const BackwardArgs& args, const RunOption
 /// Counts and proves what became of a run. `epoch`: of the counters when it was launched.
 void settle(const PlanState& plan, detail::JobState& job, std::uint64_t epoch,
             const Status& status);
+/// The same of replays of a run that a graph has recorded.
+void settle_replay(const PlanState& plan, detail::JobState& job, std::uint64_t replays);
 
 }  // namespace fovea

@@ -8,6 +8,7 @@
 
 #include "contract/format.h"
 #include "core/outstanding.h"
+#include "core/replays.h"
 
 namespace fovea {
 namespace {
@@ -47,6 +48,7 @@ void emit(const std::string& line) {
 /// Settles what has finished and hands out the job's failure, once.
 Status flush_of(detail::JobState& job) {
   settle_finished_runs();
+  settle_replays();
   const std::lock_guard lock(job.mutex);
   return std::exchange(job.failure, Status());
 }
@@ -83,6 +85,7 @@ const std::string& Job::name() const { return state_->name; }
 
 std::vector<std::string> Job::kernels_ran() const {
   settle_finished_runs();
+  settle_replays();
   const std::lock_guard lock(state_->mutex);
   return state_->order;
 }

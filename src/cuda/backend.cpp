@@ -1,6 +1,7 @@
 // CUDA as a backend: its devices, and the runtime as dispatch's queue.
 #include "contract/backend.h"
 
+#include "cuda/count_up.h"
 #include "cuda/merge.h"
 #include "cuda/runtime.h"
 
@@ -56,7 +57,10 @@ const DeviceQueue kQueue = {
     record,
     finished,
     [](int device) { return runtime().free_bytes(device); },
-    [] { return runtime().driver(); }};
+    [] { return runtime().driver(); },
+    [](int device, void* stream, std::uint64_t* count) {
+      return cuda::count_up(device, count, stream);
+    }};
 
 }  // namespace
 

@@ -68,13 +68,46 @@ struct MultiplyOperand {
   const std::uint32_t* b;
 };
 
-/// D += A B, rounded once, as tensor cores (nearly) do, which add with more bits than f32 has.
+// Rows of D and B are vectors, so that a few of D's stay in registers over all of k.
+using Row = float __attribute__((vector_size(32)));
+using WideRow = double __attribute__((vector_size(64)));
+using Wholes = std::int32_t __attribute__((vector_size(32)));
+using Bits = std::uint64_t __attribute__((vector_size(64)));
+
+WideRow magnitude(WideRow x) {
+  return std::bit_cast<WideRow>(std::bit_cast<Bits>(x) & ~(std::uint64_t{1} << 63));
+}
+WideRow greater(WideRow a, WideRow b) { return a > b ? a : b; }
+
+/// A row of D + A B as tensor cores add it up: what lies more than kKeptBits bits below the leading
+/// bit of the largest term is cut off each term, and the sum is rounded to f32, both towards zero.
+template <int kDepth>
+Row add_row(Row d, const float (&a)[kDepth], const Row (&b)[kDepth]) {
+  constexpr std::uint64_t kKeptBits = 23 + 2, kBias = 1023, kExponent = 52;
+  WideRow terms[kDepth];
+  WideRow sum = __builtin_convertvector(d, WideRow), most = magnitude(sum);
+  const WideRow start = sum;
+  for (int k = 0; k < kDepth; ++k) {
+    terms[k] = static_cast<double>(a[k]) * __builtin_convertvector(b[k], WideRow);
+    sum += terms[k];
+    most = greater(most, magnitude(terms[k]));
+  }
+  // The largest term's exponent; terms are 0 or no less than 2^-298.
+  const Bits exponent = std::bit_cast<Bits>(greater(most, WideRow{} + 0x1p-300)) >> kExponent;
+  const auto up = std::bit_cast<WideRow>((2 * kBias + kKeptBits - exponent) << kExponent);
+  const auto down = std::bit_cast<WideRow>((exponent - kKeptBits) << kExponent);
+  Wholes kept = __builtin_convertvector(start * up, Wholes);
+  for (int k = 0; k < kDepth; ++k) kept += __builtin_convertvector(terms[k] * up, Wholes);
+  const WideRow cut = __builtin_convertvector(kept, WideRow) * down;
+  constexpr std::uint64_t kBeyondF32 = (std::uint64_t{1} << (kExponent - 23)) - 1;
+  const auto rounded = std::bit_cast<WideRow>(std::bit_cast<Bits>(cut) & ~kBeyondF32);
+  return __builtin_convertvector(sum - sum == 0 ? rounded : sum, Row);
+}
+
+/// D += A B.
 template <int kDepth>
 void multiply_add(void* const* operands, const float (&a)[16][kDepth],
                   const float (&b)[kDepth][8]) {
-  // Rows of D and B are vectors, so that a few of D's stay in registers over all of k.
-  using Row = float __attribute__((vector_size(32)));
-  using WideRow = double __attribute__((vector_size(64)));
   Row d[16], rows[kDepth];
   for (int lane = 0; lane < 32; ++lane) {
     const float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
@@ -85,16 +118,7 @@ void multiply_add(void* const* operands, const float (&a)[16][kDepth],
     d[g + 8][2 * t + 1] = x[3];
   }
   std::memcpy(rows, b, sizeof(rows));
-  for (int i = 0; i < 16; i += 4) {
-    WideRow sums[4];
-    for (int n = 0; n < 4; ++n) sums[n] = __builtin_convertvector(d[i + n], WideRow);
-#pragma GCC unroll 1
-    for (int k = 0; k < kDepth; ++k) {
-      const WideRow row = __builtin_convertvector(rows[k], WideRow);
-      for (int n = 0; n < 4; ++n) sums[n] += static_cast<double>(a[i + n][k]) * row;
-    }
-    for (int n = 0; n < 4; ++n) d[i + n] = __builtin_convertvector(sums[n], Row);
-  }
+  for (int i = 0; i < 16; ++i) d[i] = add_row(d[i], a[i], rows);
   for (int lane = 0; lane < 32; ++lane) {
     float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
     const int g = lane / 4, t = lane % 4;

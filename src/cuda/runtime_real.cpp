@@ -307,6 +307,7 @@ class RealRuntime final : public Runtime {
   Status copy(int device, void* to, const void* from, std::size_t bytes, cudaMemcpyKind kind) {
     Result<void*> stream = own_stream(device);
     if (!stream.ok()) return stream.status();
+    const BesideCaptures beside;
     Status status = on_device(device, "cudaMemcpyAsync", [&] {
       return cudaMemcpyAsync(to, from, bytes, kind, static_cast<cudaStream_t>(*stream));
     });

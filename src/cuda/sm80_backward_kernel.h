@@ -25,8 +25,8 @@
 // kRows], lse and delta of kRows rows. Registers of accumulators: 2 kColumns / 2 + 2 kRows / 2 a
 // thread.
 //
-// Serves: f16, bf16, f32 (three products of tf32 each) and tf32; head_dim and v_head_dim 1 to 512;
-// everything of the contract but paged caches and quantised modes.
+// Serves: f16, bf16, f32 (three or four products of tf32 each) and tf32; head_dim and v_head_dim 1
+// to 512; everything of the contract but paged caches and quantised modes.
 #pragma once
 
 #include "cuda/device/atomic.h"
@@ -172,7 +172,7 @@ class BackwardTiles {
   /// P^T o drop and dS^T, of Q and dO as loaded. hidden: by key, a bit a lane's query.
   FOVEA_DEVICE void compute(float (&p)[1][S::kN][4], float (&ds)[1][S::kN][4], std::int64_t i,
                             bool partial, std::uint32_t (&hidden)[2]) {
-    rows_by_rows<Mode, S::kDepth, true>(p, keys_, warp() * 16, queries());
+    rows_by_rows<Mode, S::kDepth, Product::transposed_scores>(p, keys_, warp() * 16, queries());
     rows_by_rows<Mode, S::kDepth>(ds, values_, warp() * 16, douts());
     weigh(p[0], ds[0], i, partial, hidden);
   }

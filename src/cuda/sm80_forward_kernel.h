@@ -24,8 +24,9 @@
 // Shared memory: Q [kRows, kDepth], K [kKeys, kDepth], V [kKeys, values], rows 16 bytes apart.
 // Registers of accumulators: kM (kKeys / 2 + values / 2) a thread, at most 192.
 //
-// Serves: f16, bf16, f32 (three products of tf32 each) and tf32; head_dim and v_head_dim 1 to 512;
-// everything of the contract but quantised modes. Prologues and odd layouts go through stage.h.
+// Serves: f16, bf16, f32 (three or four products of tf32 each) and tf32; head_dim and v_head_dim 1
+// to 512; everything of the contract but quantised modes. Prologues and odd layouts go through
+// stage.h.
 #pragma once
 
 #include "cuda/sm80_forward.h"
@@ -96,7 +97,7 @@ class ForwardTask {
       barrier();  // K (and Q) are there, nobody reads V any more
       load_values(j);
       float scores[kM][kN][4] = {};
-      rows_by_rows<Mode, S::kDepth>(scores, queries_, first_row(), keys_);
+      rows_by_rows<Mode, S::kDepth, Product::scores>(scores, queries_, first_row(), keys_);
       copy_wait<0>();
       barrier();  // V is there, nobody reads K any more
       const std::int64_t next = next_tile(j + S::kKeys);

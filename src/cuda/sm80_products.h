@@ -13,9 +13,10 @@
 // ldmatrix reads, and the 32 words of a column-wise read, fall into different banks.
 //
 // Modes. InBf16, InF16: one product, f32 accumulation. InTf32: one product of operands rounded to
-// 10 bits. InF32: every operand is the sum of two such numbers, and three of the four products are
-// taken. Tensor cores round sums towards zero; sums in pieces of 16 terms, added up by ordinary
-// additions, keep that near the rounding of f32.
+// 10 bits. InF32: every operand is the sum of two such numbers, and of the four products the three
+// large ones are taken, of scores all four. Tensor cores cut sums off; sums in pieces of 16 terms,
+// the small products in sums of their own, added up by ordinary additions, keep that near the
+// rounding of f32.
 #pragma once
 
 #include "contract/float_types.h"
@@ -81,10 +82,14 @@ FOVEA_DEVICE Split split(float x) {
 /// Steps of products of f32 that make a piece.
 inline constexpr int kPiece = 2;
 
+/// What a product is. An error of a score is a relative error of its weight, whose size is that of
+/// the score: where scores are large, the smallest product counts. The transposed scores of
+/// backward equal those of forward bit for bit.
+enum class Product { scores, transposed_scores, other };
+
 /// c[m][n] += sum over a piece of a[step][m] b[step]. Where an operand is infinite the small
-/// products are 0 times infinity: then the large one alone says what the sum is. kSwapped: a stands
-/// where b stood in a product that this one is to equal bit for bit.
-template <class Mode, bool kSwapped = false, int kM, int kN>
+/// products are 0 times infinity: then the large one alone says what the sum is.
+template <class Mode, Product kProduct = Product::other, int kM, int kN>
 FOVEA_DEVICE void add_piece(float (&c)[kM][kN][4], int n, const Split (&a)[kPiece][kM][4],
                             const Split (&b)[kPiece][2]) {
   float small[kM][4] = {}, large[kM][4] = {};
@@ -98,6 +103,8 @@ FOVEA_DEVICE void add_piece(float (&c)[kM][kN][4], int n, const Split (&a)[kPiec
       multiply_tf32(large[m], ah, bh);
       if constexpr (std::is_same_v<Mode, InF32>) {
         const std::uint32_t al[4] = {x[0].low, x[1].low, x[2].low, x[3].low};
+        constexpr bool kSwapped = kProduct == Product::transposed_scores;
+        if constexpr (kProduct != Product::other) multiply_tf32(small[m], al, bl);
         multiply_tf32(small[m], kSwapped ? ah : al, kSwapped ? bl : bh);
         multiply_tf32(small[m], kSwapped ? al : ah, kSwapped ? bh : bl);
       }
@@ -216,7 +223,8 @@ FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const std::uint32_t (&a)[kM
 // The products.
 
 /// c += A[row.., :kDepth] B[:, :kDepth]^T.
-template <class Mode, int kDepth, bool kSwapped = false, int kM, int kN, class A, class B>
+template <class Mode, int kDepth, Product kProduct = Product::other, int kM, int kN, class A,
+          class B>
 FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b) {
   static_assert(kN % 2 == 0);
   if constexpr (!kIsWide<Mode>) {
@@ -247,8 +255,8 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
         FOVEA_UNROLL
         for (int s = 0; s < kPiece; ++s)
           load_right_split<Mode>(first[s], second[s], b, 8 * n, k + 8 * s);
-        add_piece<Mode, kSwapped>(c, n, left, first);
-        add_piece<Mode, kSwapped>(c, n + 1, left, second);
+        add_piece<Mode, kProduct>(c, n, left, first);
+        add_piece<Mode, kProduct>(c, n + 1, left, second);
       }
     }
   }

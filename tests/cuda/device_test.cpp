@@ -3,6 +3,7 @@
 #include <bit>
 #include <cmath>
 #include <cstring>
+#include <iostream>
 #include <memory>
 #include <numeric>
 #include <random>
@@ -151,6 +152,49 @@ TEST_P(DeviceWrappers, multiply_f16) {
 TEST_P(DeviceWrappers, multiply_tf32_ignores_low_bits) {
   check_product(
       world, "product_tf32", 8, [](std::uint32_t x) { return as_float(x & ~0x1FFFu); }, false);
+}
+
+/// D + A B of tf32, where all of B is 1 and row i of A begins with terms(i), and all of row i of D
+/// is starts(i); the first column of the result.
+template <class Starts, class Terms>
+std::vector<float> sums_of(const World& world, Starts&& starts, Terms&& terms) {
+  Words a(16 * 8), b(8 * 8, std::bit_cast<std::uint32_t>(1.0f)), out;
+  for (std::size_t i = 0; i < 16; ++i) {
+    std::size_t k = 0;
+    for (const float term : terms(static_cast<int>(i)))
+      a[i * 8 + k++] = std::bit_cast<std::uint32_t>(term);
+    out.insert(out.end(), 8, std::bit_cast<std::uint32_t>(starts(static_cast<int>(i))));
+  }
+  EXPECT_TRUE(world.run("product_tf32", {1}, {}, a, b, out).ok());
+  std::vector<float> column;
+  for (std::size_t i = 0; i < 16; ++i) column.push_back(as_float(out[i * 8]));
+  return column;
+}
+
+TEST_P(DeviceWrappers, products_round_sums_towards_zero) {
+  const auto sign = [](int i) { return i % 2 == 0 ? 1.0f : -1.0f; };
+  const std::vector<float> sums =
+      sums_of(world, sign, [&](int i) { return std::vector{0x1.8p-24f * sign(i)}; });
+  for (int i = 0; i < 16; ++i) EXPECT_EQ(sums[static_cast<std::size_t>(i)], sign(i));
+}
+TEST_P(DeviceWrappers, products_keep_bits_below_the_largest_term) {
+  const auto small = [](int i) { return std::ldexp(1.0f, -16 - i); };
+  const std::vector<float> sums = sums_of(
+      world, [](int) { return 0.0f; },
+      [&](int i) {
+        return std::vector{1.0f, -1.0f, small(i)};
+      });
+  int kept = 15;
+  for (int i = 0; i < 16; ++i) {
+    const float sum = sums[static_cast<std::size_t>(i)];
+    EXPECT_TRUE(sum == 0 || sum == small(i)) << sum;
+    if (sum != 0) kept = 16 + i;
+  }
+  std::cout << "a term of 2^-" << kept << " beside one of 1 counts\n";
+  if (GetParam())
+    EXPECT_EQ(kept, 25) << "as emulation_operations.cpp says";
+  else
+    EXPECT_GE(kept, 23);
 }
 
 TEST_P(DeviceWrappers, load_matrices) {

@@ -198,20 +198,32 @@ TEST_F(OnDevice, AFailureOnTheDeviceIsReportedOnceByTheJob) {
   EXPECT_EQ(count().completed, 0u);
 }
 
-TEST_F(OnDevice, ACapturedRunIsCountedAsSuch) {
+TEST_F(OnDevice, ACapturedRunIsCountedAsSuchAndProvedByItsReplays) {
   const ForwardArgs args = call.forward_args();
   const Result<Plan> plan = Plan::make(args);
   ASSERT_TRUE(plan.ok());
   fake_device().capturing.insert(&first_stream);
+  Job job("recorded");
   RunOptions options;
   options.stream = &first_stream;
+  options.job = &job;
   ASSERT_TRUE(plan->run(args, options).ok());
-  fake_device().work(&first_stream);
+  ASSERT_TRUE(plan->run(args, options).ok());
   ASSERT_TRUE(flush().ok());
-  EXPECT_EQ(count().captured, 1u);
+  EXPECT_EQ(count().captured, 2u);
+  EXPECT_EQ(count().replayed, 0u);
+  EXPECT_TRUE(job.kernels_ran().empty());
+  EXPECT_TRUE(lines.empty());
+
+  fake_device().work(&first_stream);  // what the graph has recorded: a replay
+  EXPECT_EQ(count().replayed, 2u);
   EXPECT_EQ(count().launched, 0u);
   EXPECT_EQ(count().completed, 0u);
-  EXPECT_TRUE(lines.empty());
+  EXPECT_EQ(job.kernels_ran(), std::vector<std::string>{"fake.queued.forward"});
+  EXPECT_EQ(lines.size(), 1u);
+  EXPECT_NE(counters_json().find("\"captured\":2,\"replayed\":2,"), std::string::npos);
+  reset_counters();
+  EXPECT_EQ(count().replayed, 0u) << "replays are counted once";
 }
 
 TEST_F(OnDevice, PlansAreMadeBeforeCapture) {

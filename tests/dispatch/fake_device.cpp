@@ -93,6 +93,15 @@ const DeviceQueue kQueue = {
     },
     [](int, void* stream) -> Result<void*> { return fake_device().record(stream); },
     [](int, void* mark) { return fake_device().finished(mark); },
+    nullptr,
+    nullptr,
+    [](int, void* stream, std::uint64_t* count) -> Status {
+      fake_device().queue(stream, [count] {
+        ++*count;
+        return Status{};
+      });
+      return {};
+    },
 };
 
 std::vector<DeviceInfo> fake_devices() {
