@@ -3,6 +3,7 @@
 #include <cstdlib>
 #include <map>
 #include <memory>
+#include <mutex>
 #include <optional>
 #include <regex>
 #include <string>
@@ -12,6 +13,7 @@
 #include <fmt/core.h>
 #include <unistd.h>
 
+#include "cases/each_in_threads.h"
 #include "cases/random_case.h"
 #include "cases/run_case.h"
 #include "cases/table.h"
@@ -35,6 +37,7 @@ struct Settings {
   std::string dtype;
   std::vector<int> threads{0};
   int draws = 0;
+  unsigned at_once = 0;
 };
 
 struct Entry {
@@ -147,28 +150,80 @@ void print_result(const std::string& kernel, const std::string& name,
   if (result.sampled) fmt::print("         on some of the rows\n");
 }
 
-void run_jobs(const Settings& settings, const std::vector<Job>& jobs, CheckReport& report) {
-  std::size_t total = 0;
-  for (const Job& job : jobs) total += job.entries.size() * job.kernels.size();
-  ProgressLine progress(total);
-  // With --random the seed chooses the cases, and inputs follow from the names.
-  const bool own_seed = settings.random > 0 || !settings.has_seed;
-  for (const Job& job : jobs) {
-    for (const Entry& entry : job.entries) {
-      cases::PreparedCase prepared(entry.spec,
-                                   own_seed ? cases::default_seed(entry.spec) : settings.seed);
-      for (const std::string& kernel : job.kernels) {
-        progress.next(kernel + " " + entry.name, report.failed());
-        const cases::CaseResult result =
-            cases::run_case(prepared, kernel, settings.threads, settings.draws);
-        report.add(kernel, entry.name, own_seed ? std::nullopt : std::optional(settings.seed),
-                   result);
-        if (!settings.verbose) continue;
-        progress.clear();
-        print_result(kernel, entry.name, result);
-      }
+/// A case with the kernels it goes to.
+struct Item {
+  const Entry* entry;
+  const std::vector<std::string>* kernels;
+};
+
+/// Takes the results of items as they come, and shows and counts them in the order of the items.
+class ResultsInOrder {
+ public:
+  ResultsInOrder(const std::vector<Item>& items, bool verbose,
+                 std::optional<std::uint64_t> shown_seed, CheckReport& report)
+      : items_(items),
+        verbose_(verbose),
+        shown_seed_(shown_seed),
+        report_(report),
+        progress_(items.size()) {}
+
+  void add(std::size_t item, std::vector<cases::CaseResult> results) {
+    const std::lock_guard lock(mutex_);
+    waiting_.emplace(item, std::move(results));
+    for (auto it = waiting_.find(next_); it != waiting_.end(); it = waiting_.find(++next_)) {
+      show(items_[next_], it->second);
+      waiting_.erase(it);
     }
   }
+
+ private:
+  void show(const Item& item, const std::vector<cases::CaseResult>& results) {
+    const std::string& name = item.entry->name;
+    for (std::size_t n = 0; n < results.size(); ++n) {
+      report_.add((*item.kernels)[n], name, shown_seed_, results[n]);
+      if (!verbose_) continue;
+      progress_.clear();
+      print_result((*item.kernels)[n], name, results[n]);
+    }
+    progress_.next(name, report_.failed());
+  }
+
+  const std::vector<Item>& items_;
+  const bool verbose_;
+  const std::optional<std::uint64_t> shown_seed_;
+  CheckReport& report_;
+  std::mutex mutex_;
+  ProgressLine progress_;
+  std::map<std::size_t, std::vector<cases::CaseResult>> waiting_;
+  std::size_t next_ = 0;
+};
+
+/// How many cases are run at once: an emulated device is one for all.
+unsigned at_once(const Settings& settings) {
+  if (settings.emulate) return 1;
+  return settings.at_once > 0 ? settings.at_once : cases::threads_of_machine();
+}
+
+void run_jobs(const Settings& settings, const std::vector<Job>& jobs, CheckReport& report) {
+  std::vector<Item> items;
+  for (const Job& job : jobs) {
+    for (const Entry& entry : job.entries) items.push_back({&entry, &job.kernels});
+  }
+  // With --random the seed chooses the cases, and inputs follow from the names.
+  const bool own_seed = settings.random > 0 || !settings.has_seed;
+  ResultsInOrder all(items, settings.verbose,
+                     own_seed ? std::nullopt : std::optional(settings.seed), report);
+  const auto run = [&](std::size_t n) {
+    const Entry& entry = *items[n].entry;
+    cases::PreparedCase prepared(entry.spec,
+                                 own_seed ? cases::default_seed(entry.spec) : settings.seed);
+    std::vector<cases::CaseResult> results;
+    for (const std::string& kernel : *items[n].kernels) {
+      results.push_back(cases::run_case(prepared, kernel, settings.threads, settings.draws));
+    }
+    all.add(n, std::move(results));
+  };
+  cases::each_in_threads(items.size(), run, at_once(settings));
 }
 
 /// Lets the library emulate a CUDA device, which it decides when it is first asked for one.
@@ -287,6 +342,12 @@ void add_check_command(CLI::App& app, int& exit_code) {
       ->check(CLI::IsMember({"f32", "f16", "bf16", "f64"}));
   CLI::Option* emulate = command->add_flag(
       "--emulate", s.emulate, "CUDA kernels run on an emulated device, which finds their races");
+  command
+      ->add_option("--at-once", s.at_once,
+                   "Cases that are run at the same time; by default as many as the machine has "
+                   "threads. An emulated device takes one")
+      ->check(CLI::Range(1, 1024))
+      ->excludes(emulate);
   command
       ->add_option("--seed-schedule", s.schedule,
                    "In which order the emulated device lets threads run (default 1)")

@@ -7,9 +7,9 @@
 #include <set>
 
 #include "cases/device_copies.h"
+#include "cases/each_in_threads.h"
 #include "cases/random_case.h"
 #include "cases/work.h"
-#include "each_in_threads.h"
 #include "tally.h"
 
 namespace fovea::cases {
