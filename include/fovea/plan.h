@@ -70,7 +70,9 @@ struct RunOptions {
 /// their notes take host memory.
 ///
 /// A CUDA stream may record a graph: with a caller's workspace, and with plans made before, since a
-/// self-check waits for the device.
+/// self-check waits for the device. Replays are counted (KernelCount::replayed) and proved to the
+/// job of the run, which for this is remembered as long as the process lives; every 512 such runs
+/// take 4 KB of the device's memory.
 class Plan {
  public:
   FOVEA_API static Result<Plan> make(const ForwardArgs& args, const PlanOptions& options = {});

@@ -42,7 +42,9 @@ struct Report {
   bool fallback = false;                ///< a preferred kernel of this machine was passed over; a
                                         ///< specialist outside its class does not count
   std::vector<PassedOver> passed_over;  ///< every better-placed kernel
-  std::int64_t staged_copies = 0;       ///< tensors copied because no kernel reads their layout
+  /// CUDA: operands that are copied whole to the workspace before the kernel reads them, for their
+  /// layout, dtype, segments or prologue. CPU kernels stage tiles as they go, and count none.
+  std::int64_t staged_copies = 0;
   bool fused_prologue = false;
   Tuning tuned;  ///< with PlanOptions::autotune
 };
@@ -110,10 +112,12 @@ struct RefusalCount {
 struct Counters {
   std::uint64_t forward_calls = 0, backward_calls = 0;
   std::uint64_t fallbacks = 0;
-  std::uint64_t masks_skipped = 0;
+  /// CUDA: tiles of 64 x 64 elements of masks that hide nothing and add nothing, so that they were
+  /// looked at once, before the kernel, and not read by it. CPU kernels look at masks as they go.
+  std::uint64_t mask_tiles_skipped = 0;
   std::uint64_t fused_prologues = 0;
   std::uint64_t quantized = 0;
-  std::uint64_t staged_copies = 0;
+  std::uint64_t staged_copies = 0;     ///< Report::staged_copies of all calls
   std::vector<KernelCount> kernels;    ///< those that were ever launched
   std::vector<RefusalCount> refusals;  ///< kernels passed over, by reason
 };

@@ -18,6 +18,10 @@ struct Launch {
   void* stream = nullptr;  ///< devices with streams: where the work is queued
   std::byte* workspace = nullptr;
   const ThreadPool* pool = nullptr;  ///< CPU kernels: never null; pool->threads as planned
+  /// Devices with streams: in the device's memory, to be added to: tiles of the mask that a look at
+  /// all of it found to hide nothing and add nothing, and that are not read again. Null: not
+  /// counted.
+  std::uint64_t* mask_tiles_skipped = nullptr;
 };
 
 /// One kernel: a row of the table that src/registry.cpp composes from each backend's kernels.def.
@@ -48,6 +52,9 @@ struct Kernel {
   /// Of a library that does the work, where one does: a measured choice is kept for it. Null: the
   /// kernel is this library's own.
   const char* (*version)() = nullptr;
+
+  /// How many operands it copies to the workspace before it reads them. Null: none.
+  std::int64_t (*staged_copies)(const Problem& problem) = nullptr;
 };
 
 }  // namespace fovea

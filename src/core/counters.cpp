@@ -5,6 +5,7 @@
 #include <mutex>
 
 #include "contract/format.h"
+#include "core/device_totals.h"
 #include "core/json_text.h"
 #include "core/outstanding.h"
 #include "core/replays.h"
@@ -43,12 +44,13 @@ Counter& refusals_of(const std::string& kind) {
 Counters counters() {
   settle_finished_runs();
   settle_replays();
+  settle_device_totals();
   const counting::Totals& t = counting::totals();
   Counters c;
   c.forward_calls = t.forward_calls;
   c.backward_calls = t.backward_calls;
   c.fallbacks = t.fallbacks;
-  c.masks_skipped = t.masks_skipped;
+  c.mask_tiles_skipped = t.mask_tiles_skipped;
   c.fused_prologues = t.fused_prologues;
   c.quantized = t.quantized;
   c.staged_copies = t.staged_copies;
@@ -77,19 +79,20 @@ std::string counters_json() {
   for (const RefusalCount& r : c.refusals)
     refusals += formatted("{}{}:{}", refusals.empty() ? "" : ",", json_quoted(r.reason), r.count);
   return formatted(
-      "{{\"forward_calls\":{},\"backward_calls\":{},\"fallbacks\":{},\"masks_skipped\":{},"
+      "{{\"forward_calls\":{},\"backward_calls\":{},\"fallbacks\":{},\"mask_tiles_skipped\":{},"
       "\"fused_prologues\":{},\"quantized\":{},\"staged_copies\":{},\"kernels\":{{{}}},"
       "\"refusals\":{{{}}}}}",
-      c.forward_calls, c.backward_calls, c.fallbacks, c.masks_skipped, c.fused_prologues,
+      c.forward_calls, c.backward_calls, c.fallbacks, c.mask_tiles_skipped, c.fused_prologues,
       c.quantized, c.staged_copies, kernels, refusals);
 }
 
 void reset_counters() {
   settle_finished_runs();
   settle_replays();
+  settle_device_totals();
   counting::Totals& t = counting::totals();
   ++t.epoch;
-  for (auto* counter : {&t.forward_calls, &t.backward_calls, &t.fallbacks, &t.masks_skipped,
+  for (auto* counter : {&t.forward_calls, &t.backward_calls, &t.fallbacks, &t.mask_tiles_skipped,
                         &t.fused_prologues, &t.quantized, &t.staged_copies})
     *counter = 0;
   for (auto& k : t.kernels) k.launched = k.captured = k.replayed = k.completed = k.failed = 0;

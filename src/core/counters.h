@@ -21,7 +21,7 @@ struct PerKernel {
 
 struct Totals {
   Counter forward_calls{0}, backward_calls{0};
-  Counter fallbacks{0}, masks_skipped{0}, fused_prologues{0}, quantized{0}, staged_copies{0};
+  Counter fallbacks{0}, mask_tiles_skipped{0}, fused_prologues{0}, quantized{0}, staged_copies{0};
   std::array<PerKernel, kMaxKernels> kernels;
   Counter epoch{0};  ///< of resets
 };

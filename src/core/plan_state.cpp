@@ -4,6 +4,7 @@
 
 #include "contract/format.h"
 #include "core/autotune.h"
+#include "core/device_totals.h"
 #include "core/devices.h"
 #include "core/outstanding.h"
 #include "core/replays.h"
@@ -47,6 +48,8 @@ void describe(PlanState& plan, const Selection& selection) {
   report.kernel = plan.kernel->id;
   report.device = plan.problem.device;
   report.workspace_bytes = static_cast<std::int64_t>(plan.workspace_bytes);
+  if (plan.kernel->staged_copies != nullptr)
+    report.staged_copies = plan.kernel->staged_copies(plan.problem);
   report.fused_prologue =
       plan.problem.features.has(Feature::rope) || plan.problem.features.has(Feature::qk_norm);
   for (const Considered& c : selection.passed_over) {
@@ -82,6 +85,11 @@ Result<std::shared_ptr<const PlanState>> make_any(const Args& args, const PlanOp
                               plan->pool, *selection);
   plan->kernel = selection->kernel;
   plan->workspace_bytes = plan->kernel->workspace_bytes(plan->problem, plan->pool.threads);
+  if (plan->queue != nullptr && plan->problem.mask4.present()) {
+    const auto total = mask_tiles_total(*plan->queue, plan->problem.device.index);
+    if (!total.ok()) return total.status();
+    plan->mask_tiles_skipped = *total;
+  }
   describe(*plan, *selection);
   return std::shared_ptr<const PlanState>(std::move(plan));
 }
@@ -137,6 +145,7 @@ void count_call(const PlanState& plan) {
   ++(plan.problem.direction == Direction::forward ? totals.forward_calls : totals.backward_calls);
   for (counting::Counter* counter : plan.refusals) ++*counter;
   if (plan.report.fused_prologue) ++totals.fused_prologues;
+  totals.staged_copies += static_cast<std::uint64_t>(plan.report.staged_copies);
   if (plan.problem.features.has(Feature::quantization)) ++totals.quantized;
   if (plan.has_preferred) ++totals.fallbacks;
 }
@@ -164,6 +173,7 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
   Launch launch;
   launch.stream = options.stream;
   launch.pool = &plan.pool;
+  launch.mask_tiles_skipped = plan.mask_tiles_skipped;
   bool captured = false;
   if (plan.queue != nullptr) {
     settle_finished_runs();

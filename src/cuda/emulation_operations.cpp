@@ -1,5 +1,6 @@
 // What warps and copies of the emulated device do.
 #include <bit>
+#include <cmath>
 #include <cstring>
 #include <vector>
 
@@ -68,64 +69,119 @@ struct MultiplyOperand {
   const std::uint32_t* b;
 };
 
-// Rows of D and B are vectors, so that a few of D's stay in registers over all of k.
+// Rows of D and B are vectors of their eight columns.
 using Row = float __attribute__((vector_size(32)));
-using WideRow = double __attribute__((vector_size(64)));
 using Wholes = std::int32_t __attribute__((vector_size(32)));
-using Bits = std::uint64_t __attribute__((vector_size(64)));
+using WideRow = double __attribute__((vector_size(64)));
+using WideBits = std::uint64_t __attribute__((vector_size(64)));
+using Exponents = std::int16_t __attribute__((vector_size(16)));
 
-WideRow magnitude(WideRow x) {
-  return std::bit_cast<WideRow>(std::bit_cast<Bits>(x) & ~(std::uint64_t{1} << 63));
+/// What tensor cores keep of a term below the leading bit of the largest one.
+constexpr int kKeptBits = 23 + 2;
+
+/// Exponents of 0 and of what is not finite: sums with them are beyond all others.
+constexpr int kOfZero = -12000, kOfInfinity = 16000;
+/// Exponents of terms that f32 has room for, scaled and not; and those that only sums with that of
+/// 0 are below.
+constexpr std::int16_t kHighest = 60, kLowest = -60, kAnyZero = -6000;
+
+template <std::size_t kCount>
+void find_exponents(const float (&of)[kCount], std::int16_t (&to)[kCount]) {
+  for (std::size_t n = 0; n < kCount; ++n) {
+    const auto magnitude = std::bit_cast<std::int32_t>(of[n]) & 0x7FFFFFFF;
+    const int biased = magnitude >> 23;
+    const int finite = biased == 255 ? kOfInfinity : biased - 127;
+    to[n] = static_cast<std::int16_t>(magnitude == 0 ? kOfZero : finite);
+  }
 }
-WideRow greater(WideRow a, WideRow b) { return a > b ? a : b; }
+
+/// x rounded towards zero to the bits of an f32.
+double cut_to_f32(double x) {
+  return std::bit_cast<double>(std::bit_cast<std::uint64_t>(x) & ~((std::uint64_t{1} << 29) - 1));
+}
 
 /// A row of D + A B as tensor cores add it up: what lies more than kKeptBits bits below the leading
 /// bit of the largest term is cut off each term, and the sum is rounded to f32, both towards zero.
+/// most: the exponent of the largest term.
 template <int kDepth>
-Row add_row(Row d, const float (&a)[kDepth], const Row (&b)[kDepth]) {
-  constexpr std::uint64_t kKeptBits = 23 + 2, kBias = 1023, kExponent = 52;
-  WideRow terms[kDepth];
-  WideRow sum = __builtin_convertvector(d, WideRow), most = magnitude(sum);
-  const WideRow start = sum;
+Row add_row(const Row& d, const float* a, const Row (&b)[kDepth], const Exponents& most) {
+  const Wholes lowest = Wholes{} + int{kLowest}, exponents = __builtin_convertvector(most, Wholes);
+  const Wholes exponent = exponents > lowest ? exponents : lowest;
+  const auto up = std::bit_cast<Row>((127 + kKeptBits - exponent) << 23);
+  const auto down = std::bit_cast<Row>((127 - kKeptBits + exponent) << 23);
+  // Up to nine terms of less than 2^(kKeptBits + 2) fit a whole number.
+  WideRow sum{};
+  Wholes part = __builtin_convertvector(d * up, Wholes);
   for (int k = 0; k < kDepth; ++k) {
-    terms[k] = static_cast<double>(a[k]) * __builtin_convertvector(b[k], WideRow);
-    sum += terms[k];
-    most = greater(most, magnitude(terms[k]));
+    part += __builtin_convertvector(a[k] * b[k] * up, Wholes);
+    if (k % 8 != 7) continue;
+    sum += __builtin_convertvector(part, WideRow);
+    part = Wholes{};
   }
-  // The largest term's exponent; terms are 0 or no less than 2^-298.
-  const Bits exponent = std::bit_cast<Bits>(greater(most, WideRow{} + 0x1p-300)) >> kExponent;
-  const auto up = std::bit_cast<WideRow>((2 * kBias + kKeptBits - exponent) << kExponent);
-  const auto down = std::bit_cast<WideRow>((exponent - kKeptBits) << kExponent);
-  Wholes kept = __builtin_convertvector(start * up, Wholes);
-  for (int k = 0; k < kDepth; ++k) kept += __builtin_convertvector(terms[k] * up, Wholes);
-  const WideRow cut = __builtin_convertvector(kept, WideRow) * down;
-  constexpr std::uint64_t kBeyondF32 = (std::uint64_t{1} << (kExponent - 23)) - 1;
-  const auto rounded = std::bit_cast<WideRow>(std::bit_cast<Bits>(cut) & ~kBeyondF32);
-  return __builtin_convertvector(sum - sum == 0 ? rounded : sum, Row);
+  const auto cut =
+      std::bit_cast<WideRow>(std::bit_cast<WideBits>(sum) & ~((std::uint64_t{1} << 29) - 1));
+  return __builtin_convertvector(cut, Row) * down;
+}
+
+/// The same where exponents are extreme, or something is not finite.
+template <int kDepth>
+Row add_row_widely(const Row& d, const float* a, const Row (&b)[kDepth], const Exponents& most) {
+  Row result{};
+  for (int j = 0; j < 8; ++j) {
+    const int unit = most[j] - kKeptBits;
+    double sum = static_cast<double>(d[j]), kept = std::trunc(std::ldexp(sum, -unit));
+    for (int k = 0; k < kDepth; ++k) {
+      const double term = static_cast<double>(a[k]) * static_cast<double>(b[k][j]);
+      sum += term;
+      kept += std::trunc(std::ldexp(term, -unit));
+    }
+    result[j] = static_cast<float>(std::isfinite(sum) ? cut_to_f32(std::ldexp(kept, unit)) : sum);
+  }
+  return result;
 }
 
 /// D += A B.
 template <int kDepth>
-void multiply_add(void* const* operands, const float (&a)[16][kDepth],
-                  const float (&b)[kDepth][8]) {
-  Row d[16], rows[kDepth];
+void multiply_add(void* const* operands, const float (&a)[16 * kDepth],
+                  const float (&b)[kDepth * 8]) {
+  float d[16 * 8];
   for (int lane = 0; lane < 32; ++lane) {
     const float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
-    const int g = lane / 4, t = lane % 4;
-    d[g][2 * t] = x[0];
-    d[g][2 * t + 1] = x[1];
-    d[g + 8][2 * t] = x[2];
-    d[g + 8][2 * t + 1] = x[3];
+    float* to = d + lane / 4 * 8 + lane % 4 * 2;
+    to[0] = x[0];
+    to[1] = x[1];
+    to[64] = x[2];
+    to[65] = x[3];
   }
+  std::int16_t of_a[16 * kDepth], of_b[kDepth * 8], of_d[16 * 8];
+  find_exponents(a, of_a);
+  find_exponents(b, of_b);
+  find_exponents(d, of_d);
+  Row rows[kDepth], sums[16];
+  Exponents row_exponents[kDepth], most[16];
   std::memcpy(rows, b, sizeof(rows));
-  for (int i = 0; i < 16; ++i) d[i] = add_row(d[i], a[i], rows);
+  std::memcpy(sums, d, sizeof(sums));
+  std::memcpy(row_exponents, of_b, sizeof(of_b));
+  std::memcpy(most, of_d, sizeof(of_d));
+  for (int i = 0; i < 16; ++i) {
+    for (int k = 0; k < kDepth; ++k) {
+      const Exponents term = row_exponents[k] + of_a[i * kDepth + k];
+      most[i] = most[i] > term ? most[i] : term;
+    }
+    const Exponents extreme = (most[i] > kHighest) | ((most[i] < kLowest) & (most[i] > kAnyZero));
+    std::uint64_t any[2];
+    std::memcpy(any, &extreme, sizeof(any));
+    sums[i] = (any[0] | any[1]) == 0 ? add_row(sums[i], a + i * kDepth, rows, most[i])
+                                     : add_row_widely(sums[i], a + i * kDepth, rows, most[i]);
+  }
+  std::memcpy(d, sums, sizeof(d));
   for (int lane = 0; lane < 32; ++lane) {
     float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
-    const int g = lane / 4, t = lane % 4;
-    x[0] = d[g][2 * t];
-    x[1] = d[g][2 * t + 1];
-    x[2] = d[g + 8][2 * t];
-    x[3] = d[g + 8][2 * t + 1];
+    const float* from = d + lane / 4 * 8 + lane % 4 * 2;
+    x[0] = from[0];
+    x[1] = from[1];
+    x[2] = from[64];
+    x[3] = from[65];
   }
 }
 
@@ -141,7 +197,7 @@ float widen_f16(std::uint32_t bits) {
 
 template <float (*kWiden)(std::uint32_t)>
 void run_multiply_16(void* const* operands) {
-  float a[16][16], b[16][8];
+  float a[16 * 16], b[16 * 8];
   const auto put = [](std::uint32_t word, float& low, float& high) {
     low = kWiden(word & 0xFFFFu);
     high = kWiden(word >> 16);
@@ -150,26 +206,27 @@ void run_multiply_16(void* const* operands) {
     const auto& x = *static_cast<const MultiplyOperand*>(operands[lane]);
     const int g = lane / 4, t = lane % 4;
     for (int n = 0; n < 4; ++n) {
-      float* to = &a[g + n % 2 * 8][2 * t + n / 2 * 8];
+      float* to = a + (g + n % 2 * 8) * 16 + 2 * t + n / 2 * 8;
       put(x.a[n], to[0], to[1]);
     }
-    for (int n = 0; n < 2; ++n) put(x.b[n], b[2 * t + n * 8][g], b[2 * t + 1 + n * 8][g]);
+    for (int n = 0; n < 2; ++n)
+      put(x.b[n], b[(2 * t + n * 8) * 8 + g], b[(2 * t + 1 + n * 8) * 8 + g]);
   }
-  multiply_add(operands, a, b);
+  multiply_add<16>(operands, a, b);
 }
 
 /// The hardware reads the upper 19 bits.
 float read_tf32(std::uint32_t bits) { return std::bit_cast<float>(bits & ~0x1FFFu); }
 
 void run_multiply_tf32(void* const* operands) {
-  float a[16][8], b[8][8];
+  float a[16 * 8], b[8 * 8];
   for (int lane = 0; lane < 32; ++lane) {
     const auto& x = *static_cast<const MultiplyOperand*>(operands[lane]);
     const int g = lane / 4, t = lane % 4;
-    for (int n = 0; n < 4; ++n) a[g + n % 2 * 8][t + n / 2 * 4] = read_tf32(x.a[n]);
-    for (int n = 0; n < 2; ++n) b[t + n * 4][g] = read_tf32(x.b[n]);
+    for (int n = 0; n < 4; ++n) a[(g + n % 2 * 8) * 8 + t + n / 2 * 4] = read_tf32(x.a[n]);
+    for (int n = 0; n < 2; ++n) b[(t + n * 4) * 8 + g] = read_tf32(x.b[n]);
   }
-  multiply_add(operands, a, b);
+  multiply_add<8>(operands, a, b);
 }
 
 constexpr Operation kWarpBarrier = {"a warp barrier", [](void* const*) {}};

@@ -170,6 +170,8 @@ BackwardCall make_call(const Problem& p, std::byte* memory) {
 
 std::size_t workspace_bytes(const Problem& p, int) { return make_call(p, nullptr).workspace_bytes; }
 
+std::int64_t staged_copies(const Problem& p) { return make_call(p, nullptr).staging.count(); }
+
 Status launch_tiles(int device, const BackwardVariant& variant, std::int64_t tasks,
                     const auto& args, void* stream) {
   const LaunchShape shape{std::min<std::int64_t>(tasks, INT32_MAX), variant.tile.shared_bytes};
@@ -185,7 +187,7 @@ Status run(const Problem& p, const Launch& on) {
   };
   then([&] { return prepare(device, call.prepare, on.stream); });
   then([&] { return call.staging.run(device, on.stream); });
-  then([&] { return call.mask.run(device, on.stream); });
+  then([&] { return call.mask.run(device, on); });
   for (const Zeros& zeros : call.zeros)
     if (zeros.bytes > 0)
       then([&] { return runtime().clear(device, zeros.data, zeros.bytes, on.stream); });
@@ -227,6 +229,9 @@ const Kernel cuda_sm80_backward = {"cuda.sm80.backward",
                                    cuda::available_sm80,
                                    cuda::supports,
                                    cuda::workspace_bytes,
-                                   cuda::run};
+                                   cuda::run,
+                                   /*specialist=*/false,
+                                   /*version=*/nullptr,
+                                   cuda::staged_copies};
 
 }  // namespace fovea

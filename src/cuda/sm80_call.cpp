@@ -78,8 +78,11 @@ MaskTiles MaskLook::tiles() const {
                                     : mask_tiles_in(args_.mask, args_.shape, args_.to);
 }
 
-Status MaskLook::run(int device, void* stream) const {
-  return args_.mask.data == nullptr ? Status{} : mask_tiles(device, args_, stream);
+Status MaskLook::run(int device, const Launch& on) const {
+  if (args_.mask.data == nullptr) return {};
+  MaskTilesArgs args = args_;
+  args.visible = on.mask_tiles_skipped;
+  return mask_tiles(device, args, on.stream);
 }
 
 }  // namespace fovea::cuda

@@ -33,6 +33,7 @@ class Staging {
   /// `source` becomes what the copy is, where one is needed.
   void add(plain::Source& source, const RowSpace& space, Workspace& workspace);
   Status run(int device, void* stream) const;
+  [[nodiscard]] int count() const { return count_; }
 
  private:
   static constexpr int kMost = 5;
@@ -46,7 +47,7 @@ class MaskLook {
   MaskLook() = default;
   MaskLook(const plain::Call& call, Workspace& workspace);
   [[nodiscard]] MaskTiles tiles() const;
-  Status run(int device, void* stream) const;
+  Status run(int device, const Launch& on) const;
 
  private:
   MaskTilesArgs args_{};

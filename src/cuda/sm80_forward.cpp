@@ -110,12 +110,17 @@ std::size_t workspace_bytes(const Problem& p, int) {
 }
 
 template <bool kFew>
+std::int64_t staged_copies(const Problem& p) {
+  return make_call(p, kFew, nullptr).staging.count();
+}
+
+template <bool kFew>
 Status run(const Problem& p, const Launch& on) {
   const ForwardCall call = make_call(p, kFew, on.workspace);
   const int device = p.device.index;
   if (call.args.tasks == 0) return {};
   if (Status s = call.staging.run(device, on.stream); !s.ok()) return s;
-  if (Status s = call.mask.run(device, on.stream); !s.ok()) return s;
+  if (Status s = call.mask.run(device, on); !s.ok()) return s;
   const LaunchShape shape{std::min<std::int64_t>(call.args.tasks, INT32_MAX),
                           call.variant.tile.shared_bytes};
   if (Status s = launch(device, call.variant.entry, shape, call.args, on.stream); !s.ok()) return s;
@@ -139,9 +144,19 @@ Refusal supports(const Problem& p) {
 
 template <bool kFew>
 constexpr Kernel forward_kernel(const char* id) {
-  return {id,    "cuda",         "flash",        Direction::forward,    DeviceType::cuda,
-          false, available_sm80, supports<kFew>, workspace_bytes<kFew>, run<kFew>,
-          kFew};
+  return {id,
+          "cuda",
+          "flash",
+          Direction::forward,
+          DeviceType::cuda,
+          false,
+          available_sm80,
+          supports<kFew>,
+          workspace_bytes<kFew>,
+          run<kFew>,
+          kFew,
+          nullptr,
+          staged_copies<kFew>};
 }
 
 }  // namespace

@@ -1,0 +1,58 @@
+#include "core/device_totals.h"
+
+#include <mutex>
+#include <vector>
+
+#include "core/counters.h"
+
+namespace fovea {
+namespace {
+
+struct Total {
+  const DeviceQueue* queue;
+  int device;
+  std::uint64_t* number;
+  std::uint64_t seen;
+};
+
+struct AllTotals {
+  std::mutex mutex;
+  std::vector<Total> list;
+};
+
+AllTotals& all_totals() {
+  static auto* instance = new AllTotals;
+  return *instance;
+}
+
+}  // namespace
+
+Result<std::uint64_t*> mask_tiles_total(const DeviceQueue& queue, int device) {
+  AllTotals& all = all_totals();
+  const std::lock_guard lock(all.mutex);
+  for (const Total& total : all.list)
+    if (total.queue == &queue && total.device == device) return total.number;
+  const Result<void*> memory = queue.allocate(device, sizeof(std::uint64_t));
+  if (!memory.ok()) return memory.status();
+  const std::uint64_t zero = 0;
+  if (Status status = queue.upload(device, *memory, &zero, sizeof(zero)); !status.ok()) {
+    queue.free(device, *memory);
+    return status;
+  }
+  all.list.push_back({&queue, device, static_cast<std::uint64_t*>(*memory), 0});
+  return all.list.back().number;
+}
+
+void settle_device_totals() {
+  AllTotals& all = all_totals();
+  const std::lock_guard lock(all.mutex);
+  for (Total& total : all.list) {
+    std::uint64_t now = 0;
+    // A device that has failed has nothing new.
+    if (!total.queue->download(total.device, &now, total.number, sizeof(now)).ok()) continue;
+    counting::totals().mask_tiles_skipped += now - total.seen;
+    total.seen = now;
+  }
+}
+
+}  // namespace fovea
