@@ -1,4 +1,4 @@
-// Products of tiles on tensor cores (mma.sync), in the three forms that attention needs and in
+// Products of tiles on tensor cores (mma.sync), in the four forms that attention needs and in
 // every compute mode. A warp owns 16 * kM rows of the result; c[m][n][4] is the usual accumulator
 // layout:
 //
@@ -6,8 +6,10 @@
 //                     c[m][n][2..3] = row 16 m + g + 8, likewise
 //
 //   rows_by_rows          C += A B^T   A [rows, depth], B [columns, depth] in shared memory
-//   registers_by_columns  C += P B     P accumulators [rows, keys], B [keys, columns] in shared
-//   memory columns_by_columns    C += A^T B   A [keys, rows], B [keys, columns] in shared memory
+//   rows_by_columns       C += A B     A [rows, terms], B [terms, columns] in shared memory
+//   columns_by_columns    C += A^T B   A [terms, rows], B [terms, columns] in shared memory
+//   registers_by_columns  C += P B     P accumulators [rows, terms], B [terms, columns] in shared
+//                                      memory
 //
 // Rows of a tile lie 16 bytes further apart than their width, so that the eight rows that one
 // ldmatrix reads, and the 32 words of a column-wise read, fall into different banks.
@@ -151,8 +153,8 @@ FOVEA_DEVICE void multiply_pair(float (&c)[kM][kN][4], int n, const std::uint32_
   }
 }
 
-// Fragments of f32 tiles. Where a left operand comes from accumulators, a step's terms are taken in
-// the order 0, 2, 4, 6, 1, 3, 5, 7, which is how accumulators hold them; the right operand follows.
+// Fragments of f32 tiles. Where the right operand is [terms, columns], a step's terms are taken in
+// the order 0, 2, 4, 6, 1, 3, 5, 7, which is how accumulators hold them as left operands.
 
 template <class Mode, class T>
 FOVEA_DEVICE void load_left_split(Split (&a)[4], const T& tile, int row, int term) {
@@ -160,6 +162,14 @@ FOVEA_DEVICE void load_left_split(Split (&a)[4], const T& tile, int row, int ter
   load_matrices(words, tile.data, T::at(row + lane() % 16, term + lane() / 16 * 4));
   FOVEA_UNROLL
   for (int x = 0; x < 4; ++x) a[x] = split<Mode>(bits_to_float(words[x]));
+}
+/// The same for a right operand [terms, columns].
+template <class Mode, class T>
+FOVEA_DEVICE void load_left_in_order_split(Split (&a)[4], const T& tile, int row, int term) {
+  const int g = lane() / 4, t = lane() % 4;
+  FOVEA_UNROLL
+  for (int x = 0; x < 4; ++x)
+    a[x] = split<Mode>(tile.data[T::at(row + g + x % 2 * 8, term + 2 * t + x / 2)]);
 }
 template <class Mode, class T>
 FOVEA_DEVICE void load_left_transposed_split(Split (&a)[4], const T& tile, int row, int term) {
@@ -215,9 +225,10 @@ FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const std::uint32_t (&a)[kM
 
 // The products.
 
-/// c += A[row.., :kDepth] B[:, :kDepth]^T.
+/// c += A[row.., :kDepth] B[column.., :kDepth]^T.
 template <class Mode, int kDepth, bool kSwapped = false, int kM, int kN, class A, class B>
-FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b) {
+FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                               int column = 0) {
   static_assert(kN % 2 == 0);
   if constexpr (!kIsWide<Mode>) {
     FOVEA_UNROLL
@@ -228,7 +239,7 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
       FOVEA_UNROLL
       for (int n = 0; n < kN; n += 2) {
         std::uint32_t right[4];
-        load_right(right, b, 8 * n, k);
+        load_right(right, b, column + 8 * n, k);
         multiply_pair<typename Mode::Element>(c, n, left, right);
       }
     }
@@ -246,7 +257,7 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
         Split first[kPiece][2], second[kPiece][2];
         FOVEA_UNROLL
         for (int s = 0; s < kPiece; ++s)
-          load_right_split<Mode>(first[s], second[s], b, 8 * n, k + 8 * s);
+          load_right_split<Mode>(first[s], second[s], b, column + 8 * n, k + 8 * s);
         add_piece<Mode, kSwapped>(c, n, left, first);
         add_piece<Mode, kSwapped>(c, n + 1, left, second);
       }
@@ -293,32 +304,53 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
   }
 }
 
-/// c += A[:, row..]^T B[:, column..]: A [kKeys, rows], B [kKeys, columns].
-template <class Mode, int kKeys, int kM, int kN, class A, class B>
-FOVEA_DEVICE void columns_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
-                                     int column) {
-  static_assert(kN % 2 == 0 && kKeys % 16 == 0);
-  if constexpr (!kIsWide<Mode>) {
-    FOVEA_UNROLL
-    for (int k = 0; k < kKeys; k += 16) {
+/// c += A B[:, column..] in steps of 16 terms, or kPiece times 8: load(left, m, term) brings rows
+/// 16 m and on of A.
+template <class Mode, int kTerms, int kM, int kN, class B, class Load>
+FOVEA_DEVICE void steps_by_columns(float (&c)[kM][kN][4], const B& b, int column, Load&& load) {
+  constexpr int kStep = kIsWide<Mode> ? 8 * kPiece : 16;
+  static_assert(kN % 2 == 0 && kTerms % kStep == 0);
+  FOVEA_UNROLL
+  for (int k = 0; k < kTerms; k += kStep) {
+    if constexpr (!kIsWide<Mode>) {
       std::uint32_t left[kM][4];
       FOVEA_UNROLL
-      for (int m = 0; m < kM; ++m) load_left_transposed(left[m], a, row + 16 * m, k);
+      for (int m = 0; m < kM; ++m) load(left[m], m, k);
       add_columns<typename Mode::Element>(c, left, b, k, column);
-    }
-  } else {
-    FOVEA_UNROLL
-    for (int k = 0; k < kKeys; k += 8 * kPiece) {
+    } else {
       Split left[kPiece][kM][4];
       FOVEA_UNROLL
       for (int s = 0; s < kPiece; ++s) {
         FOVEA_UNROLL
-        for (int m = 0; m < kM; ++m)
-          load_left_transposed_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+        for (int m = 0; m < kM; ++m) load(left[s][m], m, k + 8 * s);
       }
       add_columns<Mode>(c, left, b, k, column);
     }
   }
+}
+
+/// c += A[row.., :kTerms] B[:, column..].
+template <class Mode, int kTerms, int kM, int kN, class A, class B>
+FOVEA_DEVICE void rows_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                                  int column) {
+  steps_by_columns<Mode, kTerms>(c, b, column, [&](auto& left, int m, int term) {
+    if constexpr (kIsWide<Mode>)
+      load_left_in_order_split<Mode>(left, a, row + 16 * m, term);
+    else
+      load_left(left, a, row + 16 * m, term);
+  });
+}
+
+/// c += A[:kTerms, row..]^T B[:, column..].
+template <class Mode, int kTerms, int kM, int kN, class A, class B>
+FOVEA_DEVICE void columns_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                                     int column) {
+  steps_by_columns<Mode, kTerms>(c, b, column, [&](auto& left, int m, int term) {
+    if constexpr (kIsWide<Mode>)
+      load_left_transposed_split<Mode>(left, a, row + 16 * m, term);
+    else
+      load_left_transposed(left, a, row + 16 * m, term);
+  });
 }
 
 }  // namespace fovea::cuda::FOVEA_WORLD
