@@ -39,8 +39,8 @@ template <class S>
 class BackwardTask : BackwardTiles<S> {
   using Base = BackwardTiles<S>;
   using Base::args_, Base::keys_, Base::queries, Base::douts;
-  using Base::state_, Base::keys_are_finite_;
-  using Base::t, Base::first_key, Base::key_of, Base::mask_class, Base::has_non_finite;
+  using Base::state_;
+  using Base::t, Base::first_key, Base::key_of, Base::mask_class;
   using typename Base::Element;
   using typename Base::Marks;
   using typename Base::Mode;
@@ -61,19 +61,16 @@ class BackwardTask : BackwardTiles<S> {
 
  private:
   FOVEA_DEVICE void walk() {
-    first_column_ = static_cast<int>(t().column_tile) * S::kColumns;
-    columns_ = columns_of(args_.shape.head_dim);
-    value_columns_ = columns_of(args_.shape.v_head_dim);
     this->load_keys_and_values();
     clear(dk_);
     clear(dv_);
-    const std::int64_t group = args_.shape.q_heads / args_.shape.kv_heads;
-    for (std::int64_t h = 0; h < group; ++h) {
+    const int group = static_cast<int>(args_.shape.q_heads / args_.shape.kv_heads);
+    for (int h = 0; h < group; ++h) {
       if (thread_index() == 0) this->enter_head(t().kv_head * group + h);
       barrier();
       this->for_tiles(
-          t().queries.begin / S::kRows * S::kRows, t().queries.end,
-          [&](std::int64_t i) { return next_tile(i); }, [&](std::int64_t i) { query_tile(i); });
+          t().queries.begin, [&] { return t().queries.end; },
+          [&](int tile) { return next_tile(tile); }, [&](std::int64_t i) { query_tile(i); });
       barrier();  // the next head's state
     }
     finish();
@@ -82,23 +79,29 @@ class BackwardTask : BackwardTiles<S> {
   // Which keys and columns a task is of.
   FOVEA_DEVICE void place(std::int64_t task) const {
     const auto& shape = args_.shape;
-    state_[0].column_tile = task % args_.column_tiles;
+    BackwardState& to = state_[0];
+    to.column_tile = task % args_.column_tiles;
+    to.first_column = static_cast<int>(to.column_tile) * S::kColumns;
+    to.columns = columns_of(args_.shape.head_dim, to.first_column);
+    to.value_columns = columns_of(args_.shape.v_head_dim, to.first_column);
     task /= args_.column_tiles;
     // All heads' first tiles come first: deterministic sums wait for smaller numbers alone.
     const std::int64_t pairs = shape.batch * shape.kv_heads;
-    state_[0].key_tile = task / pairs;
+    to.key_tile = task / pairs;
     this->enter_keys(task % pairs / shape.kv_heads, task % shape.kv_heads, task / pairs * S::kKeys);
   }
-  /// Of a gradient of this width, in the block's share; may be negative.
-  FOVEA_DEVICE int columns_of(std::int64_t width) const {
-    return static_cast<int>(plain::lesser(S::kColumns, width - first_column_));
+  FOVEA_DEVICE static int columns_of(std::int64_t width, int first) {
+    return static_cast<int>(plain::lesser(S::kColumns, width - first));
   }
+  FOVEA_DEVICE int first_column() const { return S::kColumns == S::kDepth ? 0 : t().first_column; }
   /// Deterministic sums count every tile of keys, so that none is left out.
-  FOVEA_DEVICE std::int64_t next_tile(std::int64_t i) const {
+  FOVEA_DEVICE int next_tile(int tile) const {
     if constexpr (S::kMasked)
       if (args_.turns == nullptr)
-        while (i < t().queries.end && mask_class(i) == kTileHidden) i += S::kRows;
-    return i;
+        while (this->row_of_tile(tile) < t().queries.end &&
+               mask_class(this->row_of_tile(tile)) == kTileHidden)
+          ++tile;
+    return tile;
   }
 
   FOVEA_DEVICE void query_tile(std::int64_t i) {
@@ -130,7 +133,7 @@ class BackwardTask : BackwardTiles<S> {
     if (args_.dq.data != nullptr) {
       float dq[kQ][kQC][4] = {};
       columns_by_columns<Mode, S::kKeys>(dq, gradients_, dq_row(), keys_,
-                                         first_column_ + dq_column());
+                                         first_column() + dq_column());
       add_dq(dq, i);
     }
     if (wants_dv())
@@ -139,9 +142,9 @@ class BackwardTask : BackwardTiles<S> {
       rows_by_columns<Mode, S::kRows>(dk_, gradients_, first_key(), queries(), own_column());
   }
   FOVEA_DEVICE bool must_be_careful() const {
-    return !keys_are_finite_ ||
-           barrier_any(has_non_finite(queries(), S::kRows, args_.shape.head_dim) ||
-                       has_non_finite(douts(), S::kRows, args_.shape.v_head_dim));
+    return !t().keys_are_finite ||
+           barrier_any(has_non_finite<S::kRows, S::kDepth, S::kThreads>(queries()) ||
+                       has_non_finite<S::kRows, S::kDepth, S::kThreads>(douts()));
   }
 
   FOVEA_DEVICE bool wants_dk() const {
@@ -150,7 +153,7 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE bool wants_dv() const { return args_.dv.segments.count > 0; }
   /// The warp's first column of dK and dV: of the block's, and in a tile.
   FOVEA_DEVICE static int first_of_columns() { return warp() % S::kAcross * 8 * kC; }
-  FOVEA_DEVICE int own_column() const { return first_column_ + first_of_columns(); }
+  FOVEA_DEVICE int own_column() const { return first_column() + first_of_columns(); }
 
   // Two queries of a key, to P^T or dS^T.
   FOVEA_DEVICE void store_scores(const typename S::Scores& to, int m, int n, int r, float x0,
@@ -184,16 +187,25 @@ class BackwardTask : BackwardTiles<S> {
   /// Rows of sums are padded to whole groups of 8 columns.
   template <class Add>
   FOVEA_DEVICE void for_dq(const float (&dq)[kQ][kQC][4], std::int64_t i, Add&& add) const {
-    const int left = columns_ - dq_column();
-    FOVEA_UNROLL
-    for (int r = 0; r < 2 * kQ; ++r) {
-      const std::int64_t row = i + dq_row() + r / 2 * 16 + r % 2 * 8 + lane() / 4;
-      if (row >= t().sequence.q_len) continue;
-      float* to = t().dq + row * args_.dq.row + first_column_ + dq_column() + lane() % 4 * 2;
+    const int row = dq_row() + lane() / 4, column = dq_column() + lane() % 4 * 2;
+    const std::int64_t rows = t().sequence.q_len - i, step = 8 * args_.dq.row;
+    const int columns = t().columns;
+    float* const first = t().dq + (i + row) * args_.dq.row + first_column() + column;
+    const auto each = [&](auto&& there) {
+      float* to = first;
       FOVEA_UNROLL
-      for (int n = 0; n < kQC; ++n)
-        if (8 * n < left) add(to + 8 * n, dq[r / 2][n][r % 2 * 2], dq[r / 2][n][r % 2 * 2 + 1]);
-    }
+      for (int r = 0; r < 2 * kQ; ++r) {
+        FOVEA_UNROLL
+        for (int n = 0; n < kQC; ++n)
+          if (there(row + 8 * r, dq_column() + 8 * n))
+            add(to + 8 * n, dq[r / 2][n][r % 2 * 2], dq[r / 2][n][r % 2 * 2 + 1]);
+        to += step;
+      }
+    };
+    if (rows >= S::kRows && columns == S::kColumns)
+      each([](int, int) { return true; });
+    else
+      each([&](int r, int n) { return r < rows && n < columns; });
   }
   FOVEA_DEVICE std::uint32_t* turn_of(std::int64_t i) const {
     const auto& shape = args_.shape;
@@ -227,8 +239,8 @@ class BackwardTask : BackwardTiles<S> {
     mark_hidden(weights_, marks);
     mark_hidden(gradients_, marks);
     barrier();
-    if (wants_dv()) add_marked(dv_, weights_, douts(), value_columns_);
-    if (wants_dk()) add_marked(dk_, gradients_, queries(), columns_);
+    if (wants_dv()) add_marked(dv_, weights_, douts(), t().value_columns);
+    if (wants_dk()) add_marked(dk_, gradients_, queries(), t().columns);
     if (args_.dq.data == nullptr) return;
     float dq[kQ][kQC][4] = {};
     FOVEA_ROLL
@@ -240,9 +252,10 @@ class BackwardTask : BackwardTiles<S> {
           FOVEA_UNROLL
           for (int x = 0; x < 4; ++x) {
             const int row = dq_row() + 16 * m + x / 2 * 8 + lane() / 4;
-            const int column = first_column_ + dq_column() + 8 * n + lane() % 4 * 2 + x % 2;
+            const int column = first_column() + dq_column() + 8 * n + lane() % 4 * 2 + x % 2;
             const Element g = gradients_.data[S::Scores::at(key, row)];
-            if (!is_mark(g)) dq[m][n][x] += to_f32(g) * to_f32(keys_.data[S::Keys::at(key, column)]);
+            if (!is_mark(g))
+              dq[m][n][x] += to_f32(g) * to_f32(keys_.data[S::Keys::at(key, column)]);
           }
         }
       }
@@ -257,8 +270,8 @@ class BackwardTask : BackwardTiles<S> {
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
-          Element& element = tile.data[S::Scores::at(key_of(2 * m + x / 2),
-                                                     this->row_of_lane() + 8 * n + x % 2)];
+          Element& element =
+              tile.data[S::Scores::at(key_of(2 * m + x / 2), this->row_of_lane() + 8 * n + x % 2)];
           if (is_mark(element)) element = from_f32<Element>(0.0f);
           if (Marks::has(marks.hidden, m, n, x)) element = from_f32<Element>(-0.0f);
         }
@@ -285,7 +298,7 @@ class BackwardTask : BackwardTiles<S> {
             const Element weight = marked.data[S::Scores::at(key_of(2 * m + x / 2), row)];
             if (!is_mark(weight))
               sums[m][n][x] +=
-                  to_f32(weight) * to_f32(tile.data[S::Rows::at(row, first_column_ + column)]);
+                  to_f32(weight) * to_f32(tile.data[S::Rows::at(row, first_column() + column)]);
           }
         }
       }
@@ -304,8 +317,8 @@ class BackwardTask : BackwardTiles<S> {
 
   // dK, dV.
   FOVEA_DEVICE void finish() {
-    store_sums(dk_, args_.dk, args_.dk_sums, args_.score_scale, columns_);
-    store_sums(dv_, args_.dv, {}, args_.scores.dropout.keep_scale, value_columns_);
+    store_sums(dk_, args_.dk, args_.dk_sums, args_.score_scale, t().columns);
+    store_sums(dv_, args_.dv, {}, args_.scores.dropout.keep_scale, t().value_columns);
   }
   FOVEA_DEVICE void store_sums(const float (&sums)[kM][kC][4], const plain::Sink& sink,
                                const Sums& to, float factor, int columns) {
@@ -327,13 +340,12 @@ class BackwardTask : BackwardTiles<S> {
       for (int n = 0; n < kC; ++n) {
         const int column = first_of_columns() + 8 * n + lane() % 4 * 2;
         const float(&x)[4] = sums[r / 2][n];
-        store_pair(run, first_column_ + column, columns - column, x[r % 2 * 2] * factor,
+        store_pair(run, first_column() + column, columns - column, x[r % 2 * 2] * factor,
                    x[r % 2 * 2 + 1] * factor);
       }
     }
   }
 
-  int first_column_ = 0, columns_ = 0, value_columns_ = 0;
   const typename S::Scores weights_, gradients_;  ///< P^T o drop, dS^T
   float dk_[kM][kC][4], dv_[kM][kC][4];
 };

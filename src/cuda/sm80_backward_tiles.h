@@ -1,5 +1,5 @@
-// A tile of keys and one of queries, as cuda.sm80.backward and the mask's gradient see them: what is
-// loaded, and the weights and the scores' gradients that come of it.
+// A tile of keys and one of queries, as cuda.sm80.backward and the mask's gradient see them: what
+// is loaded, and the weights and the scores' gradients that come of it.
 //
 //   P = exp(S - lse) where visible, else 0     dS = P o (drop o dO V^T - delta) o softcap'
 //
@@ -48,9 +48,9 @@ struct BackwardShape {
   using Rows = Tile<Element, kRows, kDepth>;
   using Scores = Tile<Element, kKeys, kRows>;
   static constexpr int kValuesAt = Keys::kBytes, kQueriesAt = kValuesAt + Keys::kBytes;
-  // A stage: Q, dO, lse, delta, dlse.
+  // A stage: Q, dO, lse, delta.
   static constexpr int kDoutsAt = Rows::kBytes, kSavedAt = 2 * Rows::kBytes;
-  static constexpr int kStageBytes = kSavedAt + 3 * kRows * static_cast<int>(sizeof(float));
+  static constexpr int kStageBytes = kSavedAt + 2 * kRows * static_cast<int>(sizeof(float));
   static constexpr int kWeightsAt = kQueriesAt + kStages * kStageBytes;
   static constexpr int kGradientsAt = kWeightsAt + (kForMask ? 0 : Scores::kBytes);
   static constexpr int kStateAt = kGradientsAt + (kForMask ? 0 : Scores::kBytes);
@@ -62,6 +62,8 @@ struct BackwardState {
   std::int64_t batch, kv_head, head;
   std::int64_t key;  ///< the first of the tile
   std::int64_t key_tile, column_tile;
+  int first_column;            ///< of the block's share of gradients
+  int columns, value_columns;  ///< in it, of dQ and dK, and of dV; may be negative
   plain::Sequence sequence;
   plain::Band band;
   plain::Span keys, queries;  ///< keys that there are; queries that see some of them
@@ -71,7 +73,7 @@ struct BackwardState {
   const float* delta;  ///< likewise
   const float* dlse;   ///< likewise, or null
   float* dq;           ///< likewise
-  bool live;
+  bool live, keys_are_finite;
 };
 
 template <class S>
@@ -89,8 +91,7 @@ class BackwardTiles {
   struct Marks {
     std::uint32_t hidden[2 * kM] = {};
     std::uint32_t dropped[S::kMasked ? 2 * kM : 1] = {};
-    std::uint32_t alone[2 * kM] = {};  ///< the query sees this key only, or might as well
-    bool some_alone = false;
+    bool some_alone = false;  ///< some query sees one key only, or might as well
 
     FOVEA_DEVICE static bool has(const std::uint32_t (&of)[2 * kM], int m, int n, int x) {
       return (of[2 * m + x / 2] >> (2 * n + x % 2) & 1) != 0;
@@ -109,9 +110,9 @@ class BackwardTiles {
   FOVEA_DEVICE typename S::Rows douts() const {
     return typename S::Rows(stage_at(stage_) + S::kDoutsAt);
   }
-  /// lse, in 16-bit modes times log2(e), then delta, then dlse
+  /// lse, in 16-bit modes times log2(e), then delta
   FOVEA_DEVICE static Shared<float> saved(int stage) {
-    return shared_array<float>(stage_at(stage) + S::kSavedAt, 3 * S::kRows);
+    return shared_array<float>(stage_at(stage) + S::kSavedAt, 2 * S::kRows);
   }
 
   /// The warp's first key, and the lane's keys, r = 0 .. 2 kM - 1, in the tile.
@@ -167,7 +168,8 @@ class BackwardTiles {
     copy_commit();
     copy_wait<0>();
     barrier();
-    keys_are_finite_ = !barrier_any(has_non_finite(keys_, S::kKeys, args_.shape.head_dim));
+    const bool some = barrier_any(has_non_finite<S::kKeys, S::kDepth, S::kThreads>(keys_));
+    if (thread_index() == 0) state_[0].keys_are_finite = !some;
   }
 
   FOVEA_DEVICE int mask_class(std::int64_t i) const {
@@ -194,43 +196,47 @@ class BackwardTiles {
     static_assert(S::kRows <= S::kThreads);
     const std::int64_t row = i + thread_index();
     if (thread_index() >= S::kRows || row >= end) {
-      fetched_[0] = fetched_[1] = fetched_[2] = 0;
+      fetched_[0] = fetched_[1] = 0;
       return;
     }
     const float lse = t().lse[row * args_.lse.row];
     fetched_[0] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
     if constexpr (!kIsWide<Mode>) fetched_[0] *= kLog2e;
     fetched_[1] = t().delta[row * args_.delta.row];
-    fetched_[2] = t().dlse != nullptr ? t().dlse[row * args_.dlse.row] : 0;
   }
   FOVEA_DEVICE void store_saved(int stage) const {
     if (thread_index() >= S::kRows) return;
     const Shared<float> to = saved(stage);
     FOVEA_UNROLL
-    for (int n = 0; n < 3; ++n) to[n * S::kRows + thread_index()] = fetched_[n];
+    for (int n = 0; n < 2; ++n) to[n * S::kRows + thread_index()] = fetched_[n];
   }
-  /// Calls use(i) for tiles of queries in turn, loaded. next(i): the first of them from i on.
-  template <class Next, class Use>
-  FOVEA_DEVICE void for_tiles(std::int64_t begin, std::int64_t end, Next&& next, Use&& use) {
-    std::int64_t i = next(begin);
+  static FOVEA_DEVICE std::int64_t row_of_tile(int tile) {
+    return static_cast<std::int64_t>(tile) * S::kRows;
+  }
+  /// Calls use(i) for tiles of queries in turn, loaded, that begin before row end(). next(tile):
+  /// the first of them from there on.
+  template <class End, class Next, class Use>
+  FOVEA_DEVICE void for_tiles(std::int64_t begin, End&& end, Next&& next, Use&& use) {
+    const auto there = [&](int tile) { return row_of_tile(tile) < end(); };
+    int tile = next(static_cast<int>(begin / S::kRows));
     stage_ = 0;
-    if (S::kStages > 1 && i < end) {
-      load_queries(i, 0);
+    if (S::kStages > 1 && there(tile)) {
+      load_queries(row_of_tile(tile), 0);
       store_saved(0);
     }
-    while (i < end) {
-      const std::int64_t then = next(i + S::kRows);
+    while (there(tile)) {
+      const int then = next(tile + 1);
       if constexpr (S::kStages == 1) {
         barrier();  // the last tile's products are done
-        load_queries(i, 0);
+        load_queries(row_of_tile(tile), 0);
         store_saved(0);
       }
       copy_wait<0>();
       barrier();  // the tile is there, and nobody reads the last one any more
-      if (S::kStages > 1 && then < end) load_queries(then, 1 - stage_);
-      use(i);
-      if (S::kStages > 1 && then < end) store_saved(1 - stage_);
-      i = then;
+      if (S::kStages > 1 && there(then)) load_queries(row_of_tile(then), 1 - stage_);
+      use(row_of_tile(tile));
+      if (S::kStages > 1 && there(then)) store_saved(1 - stage_);
+      tile = then;
       if (S::kStages > 1) stage_ = 1 - stage_;
     }
     copy_wait<0>();
@@ -244,15 +250,14 @@ class BackwardTiles {
     rows_by_rows<Mode, S::kDepth, true>(p, keys_, first_key(), queries(), first_row());
     if constexpr (S::kMasked) {
       if (args_.scores.dropout.threshold > 0) drop(i, marks);
-    } else {
-      if (partial) hide(i, marks);
     }
     weigh(p, i, partial, marks, store);
     rows_by_rows<Mode, S::kDepth>(ds, values_, first_key(), douts(), first_row());
-    take_gradients(p, ds, partial, marks);
+    take_gradients(p, ds, i, partial, marks);
   }
 
-  // Products to weights; where masks are compiled in, to P o softcap', and P o drop is stored.
+  // Products to weights; where masks are compiled in, to P o softcap', with a sign where a key has
+  // all the weight, and P o drop is stored.
   template <class Store>
   FOVEA_DEVICE void weigh(float (&p)[kM][kN][4], std::int64_t i, bool partial, Marks& marks,
                           Store&& store) const {
@@ -285,10 +290,8 @@ class BackwardTiles {
           marks.some_alone = marks.some_alone || weight >= kAll;
           if constexpr (S::kMasked) {
             weight = Marks::has(marks.hidden, m, n, x) ? 0 : weight;
-            const int bit = 2 * n + x % 2;
-            marks.alone[2 * m + x / 2] |= static_cast<std::uint32_t>(is_all(weight)) << bit;
             shares[x] = Marks::has(marks.dropped, m, n, x) ? 0 : weight;
-            weight *= slopes[x];
+            weight = is_all(weight) ? -slopes[x] : weight * slopes[x];
           }
           p[m][n][x] = weight;
         }
@@ -301,8 +304,8 @@ class BackwardTiles {
   }
 
   // dO V^T to dS.
-  FOVEA_DEVICE void take_gradients(float (&p)[kM][kN][4], float (&ds)[kM][kN][4], bool partial,
-                                   Marks& marks) const {
+  FOVEA_DEVICE void take_gradients(float (&p)[kM][kN][4], float (&ds)[kM][kN][4], std::int64_t i,
+                                   bool partial, Marks& marks) const {
     const Shared<float> from = saved(stage_);
     const float keep_scale = args_.scores.dropout.keep_scale;
     FOVEA_UNROLL
@@ -319,8 +322,9 @@ class BackwardTiles {
         }
       }
     }
-    if (marks.some_alone) take_alone(p, ds, marks);
+    if (marks.some_alone) take_alone(p, ds, i);
     if (!partial) return;
+    if constexpr (!S::kMasked) hide(i, marks);
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       FOVEA_UNROLL
@@ -336,18 +340,22 @@ class BackwardTiles {
   }
   /// A key with all the weight: delta is its dP but for rounding, and dS is dlse.
   FOVEA_DEVICE void take_alone(const float (&p)[kM][kN][4], float (&ds)[kM][kN][4],
-                               const Marks& marks) const {
-    const Shared<float> dlse = saved(stage_).from(2 * S::kRows, S::kRows);
+                               std::int64_t i) const {
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
-          const bool alone =
-              S::kMasked ? Marks::has(marks.alone, m, n, x) : is_all(p[m][n][x]);
-          if (alone && is_finite(ds[m][n][x]))
-            ds[m][n][x] = p[m][n][x] * dlse[row_of_lane() + 8 * n + x % 2];
+          const float weight = S::kMasked ? -p[m][n][x] : p[m][n][x];
+          if (!(S::kMasked ? weight > 0 : is_all(weight))) continue;
+          if (!is_finite(ds[m][n][x])) {
+            ds[m][n][x] *= S::kMasked ? -1.0f : 1.0f;
+            continue;
+          }
+          const std::int64_t row = i + row_of_lane() + 8 * n + x % 2;
+          const bool has_dlse = t().dlse != nullptr && row < t().sequence.q_len;
+          ds[m][n][x] = has_dlse ? weight * t().dlse[row * args_.dlse.row] : 0;
         }
       }
     }
@@ -397,34 +405,22 @@ class BackwardTiles {
       for (int n = 0; n < kN; n += 2) {
         for (int x = 0; x < 2; ++x) {
           // Bits as Keep::block has them: of two neighbouring keys, the lane has one.
-          const std::uint32_t kept =
-              keep.block(i + row_of_lane() + 8 * n + x,
-                         t().key + first_key() + 16 * m + lane() / 8 * 2) >>
-              (lane() / 4 % 2);
+          const std::uint32_t kept = keep.block(i + row_of_lane() + 8 * n + x,
+                                                t().key + first_key() + 16 * m + lane() / 8 * 2) >>
+                                     (lane() / 4 % 2);
           FOVEA_UNROLL
           for (int bit = 0; bit < 4; ++bit)
-            marks.dropped[2 * m + bit % 2] |= (~kept >> (2 * bit) & 1)
-                                              << (2 * (n + bit / 2) + x);
+            marks.dropped[2 * m + bit % 2] |= (~kept >> (2 * bit) & 1) << (2 * (n + bit / 2) + x);
         }
       }
     }
   }
 
-  template <class T>
-  FOVEA_DEVICE bool has_non_finite(const T& tile, int rows, std::int64_t width) const {
-    const int columns = static_cast<int>(width);
-    bool found = false;
-    for (int n = thread_index(); n < rows * columns; n += S::kThreads)
-      found = found || !is_finite(to_f32(tile.data[T::at(n / columns, n % columns)]));
-    return found;
-  }
-
   const BackwardArgs& args_;
   const typename S::Keys keys_, values_;
   const Shared<BackwardState> state_;
-  bool keys_are_finite_ = true;
   int stage_ = 0;          ///< in use
-  float fetched_[3] = {};  ///< lse, delta, dlse of a row on their way
+  float fetched_[2] = {};  ///< lse, delta of a row on their way
 };
 
 }  // namespace fovea::cuda::FOVEA_WORLD

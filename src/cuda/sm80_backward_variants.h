@@ -10,7 +10,9 @@ namespace fovea::cuda::FOVEA_WORLD {
 template <class S>
 FOVEA_DEVICE void backward(const BackwardArgs& args) {
   BackwardTask<S> task(args);
-  for (std::int64_t n = block_index(); n < args.tasks; n += grid_blocks()) task.run(n);
+  // A grid has a block for each task but for more than 2^31 of them; a round costs one register.
+  for (int round = 0; round * grid_blocks() + block_index() < args.tasks; ++round)
+    task.run(round * grid_blocks() + block_index());
 }
 
 template <class S>
@@ -40,9 +42,10 @@ BackwardVariant narrow_backward(std::int64_t head_dim, std::size_t shared_bytes)
   using TwoWarps = WarpGrid<2, 1, 1>;
   using FourWarps = WarpGrid<4, 2, 2>;
   if (head_dim <= 64)
-    return first_that_fits<
-        BackwardShape<Mode, 64, 128, kMasked ? 64 : 128, WarpGrid<8, 4, kMasked ? 2 : 4>, 2, kMasked>,
-        BackwardShape<Mode, 64, 128, 64, WarpGrid<8, 4, 2>, 1, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 64, 128, kMasked ? 64 : 128,
+                                         WarpGrid<8, 4, kMasked ? 2 : 4>, 2, kMasked>,
+                           BackwardShape<Mode, 64, 128, 64, WarpGrid<8, 4, 2>, 1, kMasked>>(
+        shared_bytes);
   if (head_dim <= 128)
     return first_that_fits<BackwardShape<Mode, 128, 128, 64, WarpGrid<8, 4, 2>, 2, kMasked>,
                            BackwardShape<Mode, 128, 128, 64, WarpGrid<8, 4, 2>, 1, kMasked>,

@@ -46,11 +46,10 @@ class MaskGradientTask : BackwardTiles<S> {
           barrier();
           if (!t().queries.empty()) {
             this->load_keys_and_values();
-            const std::int64_t first =
-                plain::greater(rows.begin * S::kRows, t().queries.begin / S::kRows * S::kRows);
             this->for_tiles(
-                first, plain::lesser(rows.end * S::kRows, t().queries.end),
-                [](std::int64_t i) { return i; }, [&](std::int64_t i) { add_tile(i); });
+                plain::greater(rows.begin * S::kRows, t().queries.begin),
+                [&] { return plain::lesser(rows.end * S::kRows, t().queries.end); },
+                [](int tile) { return tile; }, [&](std::int64_t i) { add_tile(i); });
           }
           barrier();  // the next keys' state and copies
         }
