@@ -57,9 +57,12 @@ struct Band {
   FOVEA_HD_INLINE Span keys_of_every(Span rows) const {
     return {before(rows.end - 1, below), behind(rows.begin, above)};
   }
-  /// Rows that see some key of [begin, end), not clamped.
+  /// Rows that see some or every key of [begin, end), not clamped.
   FOVEA_HD_INLINE Span rows_of_some(Span keys) const {
     return {before(keys.begin, above), behind(keys.end - 1, below)};
+  }
+  FOVEA_HD_INLINE Span rows_of_every(Span keys) const {
+    return {before(keys.end - 1, above), behind(keys.begin, below)};
   }
 };
 

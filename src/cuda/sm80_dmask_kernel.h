@@ -7,7 +7,7 @@
 // order, so that the result is the same in every run.
 #pragma once
 
-#include "cuda/sm80_backward_kernel.h"
+#include "cuda/sm80_backward_tiles.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
 
@@ -15,8 +15,11 @@ template <class S>
 class MaskGradientTask : BackwardTiles<S> {
   using Base = BackwardTiles<S>;
   using Base::args_, Base::t, Base::key_of;
+  static_assert(S::kAcross == 1 && S::kM == 1);
 
  public:
+  static constexpr int kBytes = S::kStateAt + static_cast<int>(sizeof(BackwardState));
+
   FOVEA_DEVICE explicit MaskGradientTask(const MaskGradientArgs& args)
       : Base(args), dmask_(args.dmask), key_tiles_(args.mask_key_tiles) {}
 
@@ -43,11 +46,10 @@ class MaskGradientTask : BackwardTiles<S> {
           barrier();
           if (!t().queries.empty()) {
             this->load_keys_and_values();
-            const std::int64_t first =
-                plain::greater(rows.begin * S::kRows, t().queries.begin / S::kRows * S::kRows);
             this->for_tiles(
-                first, plain::lesser(rows.end * S::kRows, t().queries.end),
-                [](std::int64_t i) { return i; }, [&](std::int64_t i) { add_tile(i); });
+                plain::greater(rows.begin * S::kRows, t().queries.begin),
+                [&] { return plain::lesser(rows.end * S::kRows, t().queries.end); },
+                [](int tile) { return tile; }, [&](std::int64_t i) { add_tile(i); });
           }
           barrier();  // the next keys' state and copies
         }
@@ -65,8 +67,8 @@ class MaskGradientTask : BackwardTiles<S> {
   FOVEA_DEVICE void add_tile(std::int64_t i) {
     const bool partial = this->is_partial(i);
     float p[1][S::kN][4] = {}, ds[1][S::kN][4] = {};
-    std::uint32_t hidden[2] = {};
-    this->compute(p, ds, i, partial, hidden);
+    typename Base::Marks marks;
+    this->compute(p, ds, i, partial, marks, [](int, int, int, float, float) {});
     FOVEA_UNROLL
     for (int n = 0; n < S::kN; ++n) {
       FOVEA_UNROLL

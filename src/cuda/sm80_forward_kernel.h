@@ -45,6 +45,8 @@ struct ForwardShape {
   static constexpr int kValues = kDepth < kMaxValueColumns ? kDepth : kMaxValueColumns;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kM = kRows / (16 * kWarps), kN = kKeys / 8, kO = kValues / 8;
+  /// Fragments of Q stay in registers, where there are some left.
+  static constexpr bool kKeepQueries = !kIsWide<Mode> && kM * kDepth <= 128;
   using Queries = Tile<typename Mode::Element, kRows, kDepth>;
   using Keys = Tile<typename Mode::Element, kKeys, kDepth>;
   using Values = Tile<typename Mode::Element, kKeys, kValues>;
@@ -92,12 +94,20 @@ class ForwardTask {
     begin();
     std::int64_t j = next_tile(t().keys.begin / S::kKeys * S::kKeys);
     load_keys(j);
+    if constexpr (S::kKeepQueries) {
+      copy_wait<1>();
+      barrier();  // Q is there
+      load_fragments(query_fragments_, queries_, first_row());
+    }
     while (j < t().keys.end) {
       copy_wait<0>();
       barrier();  // K (and Q) are there, nobody reads V any more
       load_values(j);
       float scores[kM][kN][4] = {};
-      rows_by_rows<Mode, S::kDepth, Product::scores>(scores, queries_, first_row(), keys_);
+      if constexpr (S::kKeepQueries)
+        fragments_by_rows(scores, query_fragments_, keys_);
+      else
+        rows_by_rows<Mode, S::kDepth, Product::scores>(scores, queries_, first_row(), keys_);
       copy_wait<0>();
       barrier();  // V is there, nobody reads K any more
       const std::int64_t next = next_tile(j + S::kKeys);
@@ -176,6 +186,7 @@ class ForwardTask {
     else
       copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(queries_, q, t().tile_row, t().rows,
                                                         args_.shape.head_dim);
+    copy_commit();
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       FOVEA_UNROLL
@@ -283,40 +294,57 @@ class ForwardTask {
     return in_units() || args_.score_scale == 0 ? 1.0f : args_.score_scale * score_sign();
   }
 
-  // P = exp(S - m) and its sums; O and the sums follow the new maxima. Overwrites S.
+  // P = exp(S - m) and its sums; O and the sums follow the new maxima. Overwrites S. All rows take
+  // each step together, so that they hide each other's latency.
   FOVEA_DEVICE void weigh(float (&scores)[kM][kN][4]) {
     const float to_base2 = unit() * kLog2e;
+    float tops[2 * kM], bases[2 * kM], shrinks[2 * kM];
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const int m = r / 2, half = r % 2 * 2;
-      float top = kNegativeInfinity;
+      tops[r] = kNegativeInfinity;
       FOVEA_UNROLL
-      for (int n = 0; n < kN; ++n) top = max(top, max(scores[m][n][half], scores[m][n][half + 1]));
-      top = max(top, shuffle_xor(top, 1));
-      top = max(max(top, shuffle_xor(top, 2)), maxima_[r]);
-      const float base = top == kNegativeInfinity ? 0.0f : top;
-      const float shrink = exp2((maxima_[r] - base) * to_base2);
+      for (int n = 0; n < kN; ++n) {
+        const float(&s)[4] = scores[r / 2][n];
+        tops[r] = max(tops[r], max(s[r % 2 * 2], s[r % 2 * 2 + 1]));
+      }
+    }
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) tops[r] = max(tops[r], shuffle_xor(tops[r], 1));
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) tops[r] = max(tops[r], shuffle_xor(tops[r], 2));
+    bool moved = false;
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      const float top = max(tops[r], maxima_[r]);
+      bases[r] = top == kNegativeInfinity ? 0.0f : top;
+      shrinks[r] = exp2((maxima_[r] - bases[r]) * to_base2);
+      moved = moved || shrinks[r] != 1.0f;
       maxima_[r] = top;
+    }
+    if (any(moved)) {
+      FOVEA_UNROLL
+      for (int r = 0; r < 2 * kM; ++r) {
+        FOVEA_UNROLL
+        for (int n = 0; n < kO; ++n) {
+          sums_[r / 2][n][r % 2 * 2] *= shrinks[r];
+          sums_[r / 2][n][r % 2 * 2 + 1] *= shrinks[r];
+        }
+      }
+    }
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      const float base = kIsWide<Mode> ? bases[r] : -bases[r] * to_base2;
       float sum = 0;
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
-        for (int x = half; x < half + 2; ++x) {
-          float& s = scores[m][n][x];
-          if constexpr (kIsWide<Mode>)
-            s = exp2((s - base) * to_base2);
-          else
-            s = exp2(fma(s, to_base2, -base * to_base2));
+        for (int x = r % 2 * 2; x < r % 2 * 2 + 2; ++x) {
+          float& s = scores[r / 2][n][x];
+          s = exp2(kIsWide<Mode> ? (s - base) * to_base2 : fma(s, to_base2, base));
           sum += s;
         }
       }
-      weights_[r] = fma(weights_[r], shrink, sum);
-      if (!any(shrink != 1.0f)) continue;
-      FOVEA_UNROLL
-      for (int n = 0; n < kO; ++n) {
-        sums_[m][n][half] *= shrink;
-        sums_[m][n][half + 1] *= shrink;
-      }
+      weights_[r] = fma(weights_[r], shrinks[r], sum);
     }
   }
 
@@ -355,13 +383,7 @@ class ForwardTask {
   // added by element, and the product gets a 0. Weights of hidden keys are 0, and so may be others,
   // so that visibility is asked for again.
   FOVEA_DEVICE void add_non_finite(const float (&weights)[kM][kN][4], std::int64_t j) {
-    bool found = false;
-    const auto each = [&](auto&& act) {
-      for (int n = thread_index(); n < S::kKeys * t().value_columns; n += S::kThreads)
-        act(values_.data[S::Values::at(n / t().value_columns, n % t().value_columns)]);
-    };
-    each([&](auto& v) { found = found || !is_finite(to_f32(v)); });
-    if (!barrier_any(found)) return;
+    if (!barrier_any(has_non_finite<S::kKeys, S::kValues, S::kThreads>(values_))) return;
     FOVEA_ROLL
     for (int key = 0; key < S::kKeys; ++key) {
       FOVEA_UNROLL
@@ -388,9 +410,11 @@ class ForwardTask {
       }
     }
     barrier();
-    each([](auto& v) {
+    FOVEA_ROLL
+    for (int n = thread_index(); n < S::kKeys * S::kValues; n += S::kThreads) {
+      auto& v = values_.data[S::Values::at(n / S::kValues, n % S::kValues)];
       if (!is_finite(to_f32(v))) v = {};
-    });
+    }
     barrier();
   }
   FOVEA_DEVICE bool sees(int r, std::int64_t key) const {
@@ -463,6 +487,7 @@ class ForwardTask {
   const typename S::Values values_;
   const Shared<ForwardState> state_;
 
+  std::uint32_t query_fragments_[S::kKeepQueries ? S::kDepth / 16 : 1][kM][4];
   float sums_[kM][kO][4];
   float maxima_[2 * kM], weights_[2 * kM];
   ScoreRow score_rows_[S::kMasked ? 2 * kM : 1];

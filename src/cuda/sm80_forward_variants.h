@@ -11,7 +11,9 @@ namespace fovea::cuda::FOVEA_WORLD {
 template <class S>
 FOVEA_DEVICE void forward(const ForwardArgs& args) {
   ForwardTask<S> task(args);
-  for (std::int64_t n = block_index(); n < args.tasks; n += grid_blocks()) task.run(n);
+  // A grid has a block for each task but for more than 2^31 of them; a round costs one register.
+  for (int round = 0; round * grid_blocks() + block_index() < args.tasks; ++round)
+    task.run(round * grid_blocks() + block_index());
 }
 
 template <class S>

@@ -1,4 +1,4 @@
-// Products of tiles on tensor cores (mma.sync), in the three forms that attention needs and in
+// Products of tiles on tensor cores (mma.sync), in the four forms that attention needs and in
 // every compute mode. A warp owns 16 * kM rows of the result; c[m][n][4] is the usual accumulator
 // layout:
 //
@@ -6,8 +6,10 @@
 //                     c[m][n][2..3] = row 16 m + g + 8, likewise
 //
 //   rows_by_rows          C += A B^T   A [rows, depth], B [columns, depth] in shared memory
-//   registers_by_columns  C += P B     P accumulators [rows, keys], B [keys, columns] in shared
-//   memory columns_by_columns    C += A^T B   A [keys, rows], B [keys, columns] in shared memory
+//   rows_by_columns       C += A B     A [rows, terms], B [terms, columns] in shared memory
+//   columns_by_columns    C += A^T B   A [terms, rows], B [terms, columns] in shared memory
+//   registers_by_columns  C += P B     P accumulators [rows, terms], B [terms, columns] in shared
+//                                      memory
 //
 // Rows of a tile lie 16 bytes further apart than their width, so that the eight rows that one
 // ldmatrix reads, and the 32 words of a column-wise read, fall into different banks.
@@ -58,7 +60,9 @@ inline constexpr bool kIsWide = sizeof(typename Mode::Element) == 4;
 /// A tile [rows, columns] in shared memory.
 template <class E, int kRows, int kColumns>
 struct Tile {
-  static constexpr int kStride = kColumns + 16 / static_cast<int>(sizeof(E));
+  using Element = E;
+  static constexpr int kInChunk = 16 / static_cast<int>(sizeof(E));
+  static constexpr int kStride = kColumns + kInChunk;
   static constexpr int kElements = kRows * kStride;
   static constexpr int kBytes = kElements * static_cast<int>(sizeof(E));
   Shared<E> data;
@@ -122,30 +126,24 @@ FOVEA_DEVICE void add_piece(float (&c)[kM][kN][4], int n, const Split (&a)[kPiec
   }
 }
 
-// Fragments of 16-bit tiles. Every lane names one row of an 8 x 8 matrix.
+// Readers of fragments, four 8 x 8 matrices each; every lane names one row of a matrix. In f32 a
+// row of a matrix is four numbers.
 
-/// A [16 rows, 16 terms] from [rows, terms].
 template <class T>
-FOVEA_DEVICE void load_left(std::uint32_t (&a)[4], const T& tile, int row, int term) {
-  load_matrices(a, tile.data, T::at(row + lane() % 16, term + lane() / 16 * 8));
+using ReaderOf = MatrixReader<typename T::Element>;
+
+/// A [16 rows, 16 terms], f32 [16 rows, 8 terms], from [rows, terms]; or B [16 terms, 16 columns]
+/// from [terms, columns], transposed.
+template <class T>
+FOVEA_DEVICE ReaderOf<T> reader_by_rows(const T& tile, int row, int column) {
+  return {tile.data, T::at(row + lane() % 16, column + lane() / 16 * T::kInChunk)};
 }
-/// The same from [terms, rows].
+/// B [16 terms, 16 columns], f32 [8 terms, 16 columns], from [columns, terms]: two columns of 8,
+/// b[0..1] and b[2..3]; or A [16 rows, 16 terms] from [terms, rows], transposed.
 template <class T>
-FOVEA_DEVICE void load_left_transposed(std::uint32_t (&a)[4], const T& tile, int row, int term) {
-  load_matrices_transposed(a, tile.data,
-                           T::at(term + lane() % 8 + lane() / 16 * 8, row + lane() / 8 % 2 * 8));
-}
-/// B [16 terms, 16 columns] from [columns, terms]: two columns of 8, b[0..1] and b[2..3].
-template <class T>
-FOVEA_DEVICE void load_right(std::uint32_t (&b)[4], const T& tile, int column, int term) {
-  load_matrices(b, tile.data,
-                T::at(column + lane() % 8 + lane() / 16 * 8, term + lane() / 8 % 2 * 8));
-}
-/// The same from [terms, columns].
-template <class T>
-FOVEA_DEVICE void load_right_transposed(std::uint32_t (&b)[4], const T& tile, int column,
-                                        int term) {
-  load_matrices_transposed(b, tile.data, T::at(term + lane() % 16, column + lane() / 16 * 8));
+FOVEA_DEVICE ReaderOf<T> reader_by_columns(const T& tile, int row, int column) {
+  return {tile.data,
+          T::at(row + lane() % 8 + lane() / 16 * 8, column + lane() / 8 % 2 * T::kInChunk)};
 }
 template <class E, int kM, int kN>
 FOVEA_DEVICE void multiply_pair(float (&c)[kM][kN][4], int n, const std::uint32_t (&a)[kM][4],
@@ -158,35 +156,31 @@ FOVEA_DEVICE void multiply_pair(float (&c)[kM][kN][4], int n, const std::uint32_
   }
 }
 
-// Fragments of f32 tiles. Where a left operand comes from accumulators, a step's terms are taken in
-// the order 0, 2, 4, 6, 1, 3, 5, 7, which is how accumulators hold them; the right operand follows.
+// Fragments of f32 tiles. Where the right operand is [terms, columns], a step's terms are taken in
+// the order 0, 2, 4, 6, 1, 3, 5, 7, which is how accumulators hold them as left operands.
 
-template <class Mode, class T>
-FOVEA_DEVICE void load_left_split(Split (&a)[4], const T& tile, int row, int term) {
+template <class Mode>
+FOVEA_DEVICE void load_split(Split (&to)[4], const MatrixReader<float>& reader, int offset) {
   std::uint32_t words[4];
-  load_matrices(words, tile.data, T::at(row + lane() % 16, term + lane() / 16 * 4));
+  reader.load(words, offset);
   FOVEA_UNROLL
-  for (int x = 0; x < 4; ++x) a[x] = split<Mode>(bits_to_float(words[x]));
+  for (int x = 0; x < 4; ++x) to[x] = split<Mode>(bits_to_float(words[x]));
 }
+/// A [16 rows, 8 terms] from [rows, terms], for a right operand [terms, columns].
+template <class Mode, class T>
+FOVEA_DEVICE void load_left_in_order_split(Split (&a)[4], const T& tile, int row, int term) {
+  const int g = lane() / 4, t = lane() % 4;
+  FOVEA_UNROLL
+  for (int x = 0; x < 4; ++x)
+    a[x] = split<Mode>(tile.data[T::at(row + g + x % 2 * 8, term + 2 * t + x / 2)]);
+}
+/// The same from [terms, rows].
 template <class Mode, class T>
 FOVEA_DEVICE void load_left_transposed_split(Split (&a)[4], const T& tile, int row, int term) {
   const int g = lane() / 4, t = lane() % 4;
   FOVEA_UNROLL
   for (int x = 0; x < 4; ++x)
     a[x] = split<Mode>(tile.data[T::at(term + 2 * t + x / 2, row + g + x % 2 * 8)]);
-}
-/// B [8 terms, 16 columns] from [columns, terms]: two columns of 8.
-template <class Mode, class T>
-FOVEA_DEVICE void load_right_split(Split (&first)[2], Split (&second)[2], const T& tile, int column,
-                                   int term) {
-  std::uint32_t words[4];
-  load_matrices(words, tile.data,
-                T::at(column + lane() % 8 + lane() / 16 * 8, term + lane() / 8 % 2 * 4));
-  FOVEA_UNROLL
-  for (int x = 0; x < 2; ++x) {
-    first[x] = split<Mode>(bits_to_float(words[x]));
-    second[x] = split<Mode>(bits_to_float(words[2 + x]));
-  }
 }
 template <class Mode, class T>
 FOVEA_DEVICE void load_right_transposed_split(Split (&b)[2], const T& tile, int column, int term) {
@@ -208,35 +202,38 @@ FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const Split (&a)[kPiece][kM
     add_piece<Mode>(c, n, a, right);
   }
 }
-/// The same of a step in 16 bits.
-template <class E, int kM, int kN, class B>
-FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const std::uint32_t (&a)[kM][4], const B& b,
-                              int term, int column) {
+/// The same of a step in 16 bits; b: reader_by_rows of [terms, columns].
+template <class B, int kM, int kN>
+FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const std::uint32_t (&a)[kM][4],
+                              const ReaderOf<B>& b, int term) {
   FOVEA_UNROLL
   for (int n = 0; n < kN; n += 2) {
     std::uint32_t right[4];
-    load_right_transposed(right, b, column + 8 * n, term);
-    multiply_pair<E>(c, n, a, right);
+    b.load_transposed(right, B::at(term, 8 * n));
+    multiply_pair<typename B::Element>(c, n, a, right);
   }
 }
 
 // The products.
 
-/// c += A[row.., :kDepth] B[:, :kDepth]^T.
+/// c += A[row.., :kDepth] B[column.., :kDepth]^T.
 template <class Mode, int kDepth, Product kProduct = Product::other, int kM, int kN, class A,
           class B>
-FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b) {
+FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                               int column = 0) {
   static_assert(kN % 2 == 0);
+  const auto lefts = reader_by_rows(a, row, 0);
+  const auto rights = reader_by_columns(b, column, 0);
   if constexpr (!kIsWide<Mode>) {
     FOVEA_UNROLL
     for (int k = 0; k < kDepth; k += 16) {
       std::uint32_t left[kM][4];
       FOVEA_UNROLL
-      for (int m = 0; m < kM; ++m) load_left(left[m], a, row + 16 * m, k);
+      for (int m = 0; m < kM; ++m) lefts.load(left[m], A::at(16 * m, k));
       FOVEA_UNROLL
       for (int n = 0; n < kN; n += 2) {
         std::uint32_t right[4];
-        load_right(right, b, 8 * n, k);
+        rights.load(right, B::at(8 * n, k));
         multiply_pair<typename Mode::Element>(c, n, left, right);
       }
     }
@@ -247,17 +244,51 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
       FOVEA_UNROLL
       for (int s = 0; s < kPiece; ++s) {
         FOVEA_UNROLL
-        for (int m = 0; m < kM; ++m) load_left_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+        for (int m = 0; m < kM; ++m) load_split<Mode>(left[s][m], lefts, A::at(16 * m, k + 8 * s));
       }
       FOVEA_UNROLL
       for (int n = 0; n < kN; n += 2) {
         Split first[kPiece][2], second[kPiece][2];
         FOVEA_UNROLL
-        for (int s = 0; s < kPiece; ++s)
-          load_right_split<Mode>(first[s], second[s], b, 8 * n, k + 8 * s);
+        for (int s = 0; s < kPiece; ++s) {
+          Split both[4];
+          load_split<Mode>(both, rights, B::at(8 * n, k + 8 * s));
+          FOVEA_UNROLL
+          for (int x = 0; x < 2; ++x) {
+            first[s][x] = both[x];
+            second[s][x] = both[2 + x];
+          }
+        }
         add_piece<Mode, kProduct>(c, n, left, first);
         add_piece<Mode, kProduct>(c, n + 1, left, second);
       }
+    }
+  }
+}
+
+/// Rows [row, row + 16 kM) of a 16-bit tile as left operands, to be used many times.
+template <int kSteps, int kM, class A>
+FOVEA_DEVICE void load_fragments(std::uint32_t (&to)[kSteps][kM][4], const A& a, int row) {
+  const auto lefts = reader_by_rows(a, row, 0);
+  FOVEA_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) lefts.load(to[k][m], A::at(16 * m, 16 * k));
+  }
+}
+/// c += A B[:, :16 kSteps]^T.
+template <int kSteps, int kM, int kN, class B>
+FOVEA_DEVICE void fragments_by_rows(float (&c)[kM][kN][4], const std::uint32_t (&a)[kSteps][kM][4],
+                                    const B& b) {
+  static_assert(kN % 2 == 0);
+  const auto rights = reader_by_columns(b, 0, 0);
+  FOVEA_UNROLL
+  for (int k = 0; k < kSteps; ++k) {
+    FOVEA_UNROLL
+    for (int n = 0; n < kN; n += 2) {
+      std::uint32_t right[4];
+      rights.load(right, B::at(8 * n, 16 * k));
+      multiply_pair<typename B::Element>(c, n, a[k], right);
     }
   }
 }
@@ -269,6 +300,7 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
   static_assert(kN % 2 == 0 && kK % 2 == 0);
   using Element = typename Mode::Element;
   if constexpr (!kIsWide<Mode>) {
+    const auto rights = reader_by_rows(b, 0, 0);
     FOVEA_UNROLL
     for (int k = 0; k < kK; k += 2) {
       std::uint32_t left[kM][4];
@@ -279,7 +311,7 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
         left[m][2] = pack<Element>(p[m][k + 1][0], p[m][k + 1][1]);
         left[m][3] = pack<Element>(p[m][k + 1][2], p[m][k + 1][3]);
       }
-      add_columns<Element>(c, left, b, 8 * k, 0);
+      add_columns<B>(c, left, rights, 8 * k);
     }
   } else {
     static_assert(kK % kPiece == 0);
@@ -301,32 +333,57 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
   }
 }
 
-/// c += A[:, row..]^T B[:, column..]: A [kKeys, rows], B [kKeys, columns].
-template <class Mode, int kKeys, int kM, int kN, class A, class B>
-FOVEA_DEVICE void columns_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
-                                     int column) {
-  static_assert(kN % 2 == 0 && kKeys % 16 == 0);
+/// c += A B[:, column..]: A [rows, terms] from row `row` on, or, kTransposed, A^T of [terms, rows].
+template <class Mode, int kTerms, bool kTransposed, int kM, int kN, class A, class B>
+FOVEA_DEVICE void tile_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                                  int column) {
+  static_assert(kN % 2 == 0 && kTerms % 16 == 0);
   if constexpr (!kIsWide<Mode>) {
+    const auto rights = reader_by_rows(b, 0, column);
+    const auto lefts = kTransposed ? reader_by_columns(a, 0, row) : reader_by_rows(a, row, 0);
     FOVEA_UNROLL
-    for (int k = 0; k < kKeys; k += 16) {
+    for (int k = 0; k < kTerms; k += 16) {
       std::uint32_t left[kM][4];
       FOVEA_UNROLL
-      for (int m = 0; m < kM; ++m) load_left_transposed(left[m], a, row + 16 * m, k);
-      add_columns<typename Mode::Element>(c, left, b, k, column);
+      for (int m = 0; m < kM; ++m) {
+        if constexpr (kTransposed)
+          lefts.load_transposed(left[m], A::at(k, 16 * m));
+        else
+          lefts.load(left[m], A::at(16 * m, k));
+      }
+      add_columns<B>(c, left, rights, k);
     }
   } else {
     FOVEA_UNROLL
-    for (int k = 0; k < kKeys; k += 8 * kPiece) {
+    for (int k = 0; k < kTerms; k += 8 * kPiece) {
       Split left[kPiece][kM][4];
       FOVEA_UNROLL
       for (int s = 0; s < kPiece; ++s) {
         FOVEA_UNROLL
-        for (int m = 0; m < kM; ++m)
-          load_left_transposed_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+        for (int m = 0; m < kM; ++m) {
+          if constexpr (kTransposed)
+            load_left_transposed_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+          else
+            load_left_in_order_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
+        }
       }
       add_columns<Mode>(c, left, b, k, column);
     }
   }
+}
+
+/// c += A[row.., :kTerms] B[:, column..].
+template <class Mode, int kTerms, int kM, int kN, class A, class B>
+FOVEA_DEVICE void rows_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                                  int column) {
+  tile_by_columns<Mode, kTerms, false>(c, a, row, b, column);
+}
+
+/// c += A[:kTerms, row..]^T B[:, column..].
+template <class Mode, int kTerms, int kM, int kN, class A, class B>
+FOVEA_DEVICE void columns_by_columns(float (&c)[kM][kN][4], const A& a, int row, const B& b,
+                                     int column) {
+  tile_by_columns<Mode, kTerms, true>(c, a, row, b, column);
 }
 
 }  // namespace fovea::cuda::FOVEA_WORLD

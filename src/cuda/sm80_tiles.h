@@ -109,6 +109,28 @@ FOVEA_DEVICE void copy_rows(const T& tile, const HeadRows& rows, std::int64_t fi
   }
 }
 
+/// Whether the thread's share of a tile holds a number that is not finite. Sixteen bytes at a time,
+/// and by the bits: the exponent of such a number is all ones, and one more carries into the sign.
+template <int kRows, int kColumns, int kThreads, class T>
+FOVEA_DEVICE bool has_non_finite(const T& tile) {
+  using Element = typename T::Element;
+  constexpr std::uint32_t kExponent = std::is_same_v<Element, Bf16>  ? 0x7F807F80u
+                                      : std::is_same_v<Element, F16> ? 0x7C007C00u
+                                                                     : 0x7F800000u;
+  constexpr std::uint32_t kOne = kExponent & ~(kExponent << 1);
+  constexpr std::uint32_t kSign = kExponent + kOne;
+  constexpr int kChunks = kColumns / T::kInChunk;
+  const Shared<Words4> words = tile.data.template as<Words4>();
+  std::uint32_t found = 0;
+  FOVEA_ROLL
+  for (int n = thread_index(); n < kRows * kChunks; n += kThreads) {
+    const Words4 x = words[T::at(n / kChunks, n % kChunks * T::kInChunk) / T::kInChunk];
+    FOVEA_UNROLL
+    for (int k = 0; k < 4; ++k) found |= (x.w[k] & kExponent) + kOne;
+  }
+  return (found & kSign) != 0;
+}
+
 /// Stores two neighbouring elements of a row, of which `left` are within it.
 FOVEA_DEVICE void store_pair(const plain::Run<char*>& to, int column, int left, float low,
                              float high) {

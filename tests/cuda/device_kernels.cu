@@ -61,9 +61,9 @@ FOVEA_DEVICE void load(const Args& args) {
   warp_barrier();
   std::uint32_t r[4];
   if (kTransposed) {
-    load_matrices_transposed(r, tile, lane() * 24 + kShift);
+    MatrixReader(tile, lane() * 24).load_transposed(r, kShift);
   } else {
-    load_matrices(r, tile, lane() * 24 + kShift);
+    MatrixReader(tile, lane() * 24).load(r, kShift);
   }
   for (int n = 0; n < 4; ++n) static_cast<std::uint32_t*>(args.out)[lane() * 4 + n] = r[n];
 }
@@ -104,13 +104,14 @@ FOVEA_DEVICE void copy(const Args& args) {
   store_16(out + 4 * (threads + other), rest[other]);
 }
 
-// out f32 [0], u32 [1], u64 [1]: sums over all threads of all blocks; [4 ...] a turn for each
-// block.
+// out f32 [0], u32 [1], u64 [1]: sums over all threads of all blocks; [4], [5]: turns taken; f32
+// [6], [7]: sums again; [8 ...] a turn for each block.
 FOVEA_DEVICE void add(const Args& args) {
   auto* out = static_cast<std::uint32_t*>(args.out);
   atomic_add(static_cast<float*>(args.out), 0.5f);
   atomic_add(out + 1, static_cast<std::uint32_t>(thread_index()));
   atomic_add(reinterpret_cast<unsigned long long*>(out + 2), 1ull << 33);
+  add_pair_to(static_cast<float*>(args.out) + 6, 0.25f, -2.0f);
   if (thread_index() == 0) {
     while (load_acquire(out + 4) != block_index()) {
     }

@@ -254,6 +254,8 @@ TEST_P(DeviceWrappers, atomics_and_turns) {
   EXPECT_EQ(out[2], 0u);
   EXPECT_EQ(out[3], 5u * 64 * 2);
   EXPECT_EQ(out[4], 5u);
+  EXPECT_EQ(as_float(out[6]), 5 * 64 * 0.25f);
+  EXPECT_EQ(as_float(out[7]), 5 * 64 * -2.0f);
   for (std::uint32_t block = 0; block < 5; ++block) EXPECT_EQ(out[8 + block], block);
 }
 

@@ -7,11 +7,19 @@ namespace fovea::cuda::FOVEA_WORLD {
 
 #if defined(__CUDACC__)
 
-/// *to += x, in global memory.
-FOVEA_DEVICE void add_to(float* to, float x) {
-  asm volatile("red.relaxed.gpu.global.add.f32 [%0], %1;" ::"l"(__cvta_generic_to_global(to)),
-               "f"(x)
+/// to[0] += x0, to[1] += x1, in global memory, 8-byte aligned: one operation where there is such.
+FOVEA_DEVICE void add_pair_to(float* to, float x0, float x1) {
+  const std::size_t at = __cvta_generic_to_global(to);
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v2.f32 [%0], {%1, %2};" ::"l"(at), "f"(x0), "f"(x1)
                : "memory");
+#else
+  asm volatile(
+      "red.relaxed.gpu.global.add.f32 [%0], %1;\n"
+      "red.relaxed.gpu.global.add.f32 [%0 + 4], %2;" ::"l"(at),
+      "f"(x0), "f"(x1)
+      : "memory");
+#endif
 }
 /// *to += x; what was there before.
 FOVEA_DEVICE float atomic_add(float* to, float x) { return atomicAdd(to, x); }
@@ -40,7 +48,11 @@ T emulated_add(T* to, T x) {
   *to = before + x;
   return before;
 }
-FOVEA_DEVICE void add_to(float* to, float x) { emulated_add(to, x); }
+FOVEA_DEVICE void add_pair_to(float* to, float x0, float x1) {
+  emulation::check_aligned(to, 8, "8 bytes of global memory");
+  emulated_add(to, x0);
+  emulated_add(to + 1, x1);
+}
 FOVEA_DEVICE float atomic_add(float* to, float x) { return emulated_add(to, x); }
 FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {
   return emulated_add(to, x);

@@ -17,21 +17,31 @@ namespace fovea::cuda::FOVEA_WORLD {
 
 #if defined(__CUDACC__)
 
-/// Four 8 x 8 matrices of 16 bits: lane 8 m + i names row i of matrix m, from[index] and on,
-/// 16-byte aligned. r[m] = (g, 2t), (g, 2t + 1) of matrix m.
+/// Reads four 8 x 8 matrices of 16 bits at a time, at constant offsets from where it was made: lane
+/// 8 m + i names row i of matrix m, from[index + offset] and on, 16-byte aligned. The compiler is
+/// kept from taking the address apart, which costs it a register for every offset.
 template <class T>
-FOVEA_DEVICE void load_matrices(std::uint32_t (&r)[4], Shared<T> from, int index) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from.address(index)));
-}
-/// The same of the transposed matrices: r[m] = (2t, g), (2t + 1, g) of matrix m.
-template <class T>
-FOVEA_DEVICE void load_matrices_transposed(std::uint32_t (&r)[4], Shared<T> from, int index) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
-               : "r"(from.address(index)));
-}
+class MatrixReader {
+ public:
+  FOVEA_DEVICE MatrixReader(Shared<T> from, int index) : address_(from.address(index)) {
+    asm volatile("" : "+r"(address_));
+  }
+  /// r[m] = (g, 2t), (g, 2t + 1) of matrix m.
+  FOVEA_DEVICE void load(std::uint32_t (&r)[4], int offset) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address_ + offset * static_cast<int>(sizeof(T))));
+  }
+  /// The same of the transposed matrices: r[m] = (2t, g), (2t + 1, g) of matrix m.
+  FOVEA_DEVICE void load_transposed(std::uint32_t (&r)[4], int offset) const {
+    asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0, %1, %2, %3}, [%4];\n"
+                 : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3])
+                 : "r"(address_ + offset * static_cast<int>(sizeof(T))));
+  }
+
+ private:
+  std::uint32_t address_;
+};
 
 /// D += A B, T = Bf16 or F16.
 template <class T>
@@ -67,13 +77,21 @@ FOVEA_DEVICE void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4],
 #else
 
 template <class T>
-void load_matrices(std::uint32_t (&r)[4], Shared<T> from, int index) {
-  emulation::load_matrices(r, from.range(index, static_cast<int>(16 / sizeof(T))), false);
-}
-template <class T>
-void load_matrices_transposed(std::uint32_t (&r)[4], Shared<T> from, int index) {
-  emulation::load_matrices(r, from.range(index, static_cast<int>(16 / sizeof(T))), true);
-}
+class MatrixReader {
+ public:
+  MatrixReader(Shared<T> from, int index) : from_(from), index_(index) {}
+  void load(std::uint32_t (&r)[4], int offset) const { read(r, offset, false); }
+  void load_transposed(std::uint32_t (&r)[4], int offset) const { read(r, offset, true); }
+
+ private:
+  void read(std::uint32_t (&r)[4], int offset, bool transposed) const {
+    T* row = from_.range(index_ + offset, static_cast<int>(16 / sizeof(T)));
+    emulation::load_matrices(r, row, transposed);
+  }
+
+  Shared<T> from_;
+  int index_;
+};
 
 template <class T>
 void multiply(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);

@@ -1,0 +1,427 @@
+// A tile of keys and one of queries, as cuda.sm80.backward and the mask's gradient see them: what
+// is loaded, and the weights and the scores' gradients that come of it.
+//
+//   P = exp(S - lse) where visible, else 0     dS = P o (drop o dO V^T - delta) o softcap'
+//
+// Registers hold keys down, queries across. Warps stand in two dimensions: a warp owns 16 kM keys
+// by 8 kN queries, so that every fragment in shared memory serves several products.
+#pragma once
+
+#include "cuda/sm80_backward.h"
+#include "cuda/sm80_scores.h"
+#include "cuda/sm80_tiles.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+/// How the warps of a block share a tile. keys: groups along the keys of P and dS, and of dK and
+/// dV; the rest of the warps share queries, or columns. rows: groups along the queries of dQ.
+template <int kWarps_, int kKeys_, int kRows_>
+struct WarpGrid {
+  static constexpr int kWarps = kWarps_, kKeyGroups = kKeys_, kRowGroups = kRows_;
+  static_assert(kWarps % kKeyGroups == 0 && kWarps % kRowGroups == 0);
+};
+
+/// kStages: tiles of queries in shared memory; with two, one is on its way while the other is in
+/// use. kMasked: masks, softcap, ALiBi and dropout are compiled in. kForMask: dS is the mask's
+/// gradient.
+template <class Mode_, int kDepth_, int kKeys_, int kRows_, class Warps_, int kStages_,
+          bool kMasked_, bool kForMask_ = false>
+struct BackwardShape {
+  using Mode = Mode_;
+  using Element = typename Mode::Element;
+  using Warps = Warps_;
+  static constexpr int kDepth = kDepth_, kKeys = kKeys_, kRows = kRows_;
+  static constexpr int kStages = kStages_;
+  static constexpr bool kMasked = kMasked_, kForMask = kForMask_;
+  static constexpr int kWarps = Warps::kWarps, kThreads = 32 * kWarps;
+  static constexpr int kColumns = kDepth < kMaxGradientColumns ? kDepth : kMaxGradientColumns;
+  // A warp's parts: P and dS [16 kM keys, 8 kN queries], dK and dV [16 kM keys, 8 kC columns], dQ
+  // [16 kQ queries, 8 kQC columns].
+  static constexpr int kAcross = kWarps / Warps::kKeyGroups;
+  static constexpr int kM = kKeys / (16 * Warps::kKeyGroups), kN = kRows / (8 * kAcross);
+  static constexpr int kC = kColumns / (8 * kAcross);
+  static constexpr int kQ = kRows / (16 * Warps::kRowGroups);
+  static constexpr int kQC = kColumns / (8 * (kWarps / Warps::kRowGroups));
+  static_assert(kM > 0 && kN > 1 && kC > 1 && kQ > 0 && kQC > 1);
+
+  using Keys = Tile<Element, kKeys, kDepth>;
+  using Rows = Tile<Element, kRows, kDepth>;
+  using Scores = Tile<Element, kKeys, kRows>;
+  static constexpr int kValuesAt = Keys::kBytes, kQueriesAt = kValuesAt + Keys::kBytes;
+  // A stage: Q, dO, lse, delta.
+  static constexpr int kDoutsAt = Rows::kBytes, kSavedAt = 2 * Rows::kBytes;
+  static constexpr int kStageBytes = kSavedAt + 2 * kRows * static_cast<int>(sizeof(float));
+  static constexpr int kWeightsAt = kQueriesAt + kStages * kStageBytes;
+  static constexpr int kGradientsAt = kWeightsAt + (kForMask ? 0 : Scores::kBytes);
+  static constexpr int kStateAt = kGradientsAt + (kForMask ? 0 : Scores::kBytes);
+};
+
+/// Which tile of keys, of which head: the same for all threads; in shared memory, since registers
+/// are short.
+struct BackwardState {
+  std::int64_t batch, kv_head, head;
+  std::int64_t key;  ///< the first of the tile
+  std::int64_t key_tile, column_tile;
+  int first_column;            ///< of the block's share of gradients
+  int columns, value_columns;  ///< in it, of dQ and dK, and of dV; may be negative
+  plain::Sequence sequence;
+  plain::Band band;
+  plain::Span keys, queries;  ///< keys that there are; queries that see some of them
+  plain::Span whole;          ///< queries that see every key of the tile
+  HeadRows k, v, q, dout;
+  const float* lse;    ///< of the head's first row
+  const float* delta;  ///< likewise
+  const float* dlse;   ///< likewise, or null
+  float* dq;           ///< likewise
+  bool live, keys_are_finite;
+};
+
+template <class S>
+class BackwardTiles {
+ protected:
+  using Mode = typename S::Mode;
+  using Element = typename S::Element;
+  static constexpr int kM = S::kM, kN = S::kN;
+  /// A weight from here on is all of its row's but for what rounding moves: 16 bits take the
+  /// exponent in one step, f32 in the steps of forward, which make it 1 exactly.
+  static constexpr float kAll = kIsWide<Mode> ? 1.0f : 1.0f - 0x1p-16f;
+  FOVEA_DEVICE static bool is_all(float weight) { return weight >= kAll && weight <= 2 - kAll; }
+
+  /// What there is to know of the lane's pairs: by key, a bit a query.
+  struct Marks {
+    std::uint32_t hidden[2 * kM] = {};
+    std::uint32_t dropped[S::kMasked ? 2 * kM : 1] = {};
+    bool some_alone = false;  ///< some query sees one key only, or might as well
+
+    FOVEA_DEVICE static bool has(const std::uint32_t (&of)[2 * kM], int m, int n, int x) {
+      return (of[2 * m + x / 2] >> (2 * n + x % 2) & 1) != 0;
+    }
+  };
+
+  FOVEA_DEVICE explicit BackwardTiles(const BackwardArgs& args)
+      : args_(args),
+        keys_(0),
+        values_(S::kValuesAt),
+        state_(shared_array<BackwardState>(S::kStateAt, 1)) {}
+
+  FOVEA_DEVICE const BackwardState& t() const { return state_[0]; }
+  FOVEA_DEVICE static int stage_at(int stage) { return S::kQueriesAt + stage * S::kStageBytes; }
+  FOVEA_DEVICE typename S::Rows queries() const { return typename S::Rows(stage_at(stage_)); }
+  FOVEA_DEVICE typename S::Rows douts() const {
+    return typename S::Rows(stage_at(stage_) + S::kDoutsAt);
+  }
+  /// lse, in 16-bit modes times log2(e), then delta
+  FOVEA_DEVICE static Shared<float> saved(int stage) {
+    return shared_array<float>(stage_at(stage) + S::kSavedAt, 2 * S::kRows);
+  }
+
+  /// The warp's first key, and the lane's keys, r = 0 .. 2 kM - 1, in the tile.
+  FOVEA_DEVICE static int first_key() { return warp() / S::kAcross * 16 * kM; }
+  FOVEA_DEVICE static int key_of(int r) {
+    return first_key() + r / 2 * 16 + r % 2 * 8 + lane() / 4;
+  }
+  /// The warp's first query, and the lane's first, in the tile.
+  FOVEA_DEVICE static int first_row() { return warp() % S::kAcross * 8 * kN; }
+  FOVEA_DEVICE static int row_of_lane() { return first_row() + lane() % 4 * 2; }
+
+  // What one thread finds out for all.
+  FOVEA_DEVICE void enter_keys(std::int64_t batch, std::int64_t kv_head, std::int64_t key) const {
+    BackwardState& to = state_[0];
+    to.batch = batch;
+    to.sequence = plain::sequence_of(args_, batch);
+    to.band = plain::band_of(args_.band, to.sequence);
+    to.kv_head = kv_head;
+    to.key = key;
+    to.keys = {key, plain::lesser(key + S::kKeys, to.sequence.kv_len)};
+    to.queries = {0, 0};
+    if (!to.keys.empty())
+      to.queries = plain::meet(to.band.rows_of_some(to.keys), {0, to.sequence.q_len});
+    if (to.queries.empty()) to.queries = {0, 0};
+    to.whole = {0, 0};
+    if (key + S::kKeys <= to.sequence.kv_len)
+      to.whole = plain::meet(to.band.rows_of_every(to.keys), {0, to.sequence.q_len});
+    const plain::Place at{batch, kv_head, to.sequence.k_begin};
+    to.k = head_rows<Mode>(args_.k, at);
+    to.v = head_rows<Mode>(args_.v, at);
+    to.live = key < to.sequence.kv_capacity;
+  }
+  FOVEA_DEVICE void enter_head(std::int64_t head) const {
+    BackwardState& to = state_[0];
+    to.head = head;
+    const plain::Place at{to.batch, head, to.sequence.q_begin};
+    to.q = head_rows<Mode>(args_.q, at);
+    to.dout = head_rows<Mode>(args_.dout, at);
+    const auto first_row = [&](const auto& x) {
+      return x.data + at.batch * x.batch + at.head * x.head + at.first_row * x.row;
+    };
+    to.lse = first_row(args_.lse);
+    to.delta = first_row(args_.delta);
+    to.dlse = args_.dlse.data == nullptr ? nullptr : first_row(args_.dlse);
+    to.dq = args_.dq.data == nullptr ? nullptr : first_row(args_.dq);
+  }
+
+  FOVEA_DEVICE void load_keys_and_values() {
+    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, t().key, t().sequence.kv_len,
+                                                      args_.shape.head_dim);
+    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(values_, t().v, t().key, t().sequence.kv_len,
+                                                      args_.shape.v_head_dim);
+    copy_commit();
+    copy_wait<0>();
+    barrier();
+    const bool some = barrier_any(has_non_finite<S::kKeys, S::kDepth, S::kThreads>(keys_));
+    if (thread_index() == 0) state_[0].keys_are_finite = !some;
+  }
+
+  FOVEA_DEVICE int mask_class(std::int64_t i) const {
+    if constexpr (!S::kMasked) return kTileVisible;
+    if (args_.scores.mask.data == nullptr) return kTileVisible;
+    return class_of(args_.mask_tiles, t().batch, t().head,
+                    {i, plain::lesser(i + S::kRows, t().queries.end)}, t().keys);
+  }
+
+  /// Whether the band or a mask hides some pair of the tiles.
+  FOVEA_DEVICE bool is_partial(std::int64_t i) const {
+    return !plain::covers(t().whole, {i, i + S::kRows}) || mask_class(i) != kTileVisible;
+  }
+
+  // Load Q, dO, lse, delta.
+  FOVEA_DEVICE void load_queries(std::int64_t i, int stage) {
+    const std::int64_t end = t().sequence.q_len;
+    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(typename S::Rows(stage_at(stage)), t().q, i,
+                                                      end, args_.shape.head_dim);
+    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
+        typename S::Rows(stage_at(stage) + S::kDoutsAt), t().dout, i, end, args_.shape.v_head_dim);
+    copy_commit();
+    // What the rows have saved comes by way of registers: store_saved().
+    static_assert(S::kRows <= S::kThreads);
+    const std::int64_t row = i + thread_index();
+    if (thread_index() >= S::kRows || row >= end) {
+      fetched_[0] = fetched_[1] = 0;
+      return;
+    }
+    const float lse = t().lse[row * args_.lse.row];
+    fetched_[0] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
+    if constexpr (!kIsWide<Mode>) fetched_[0] *= kLog2e;
+    fetched_[1] = t().delta[row * args_.delta.row];
+  }
+  FOVEA_DEVICE void store_saved(int stage) const {
+    if (thread_index() >= S::kRows) return;
+    const Shared<float> to = saved(stage);
+    FOVEA_UNROLL
+    for (int n = 0; n < 2; ++n) to[n * S::kRows + thread_index()] = fetched_[n];
+  }
+  static FOVEA_DEVICE std::int64_t row_of_tile(int tile) {
+    return static_cast<std::int64_t>(tile) * S::kRows;
+  }
+  /// Calls use(i) for tiles of queries in turn, loaded, that begin before row end(). next(tile):
+  /// the first of them from there on.
+  template <class End, class Next, class Use>
+  FOVEA_DEVICE void for_tiles(std::int64_t begin, End&& end, Next&& next, Use&& use) {
+    const auto there = [&](int tile) { return row_of_tile(tile) < end(); };
+    int tile = next(static_cast<int>(begin / S::kRows));
+    stage_ = 0;
+    if (S::kStages > 1 && there(tile)) {
+      load_queries(row_of_tile(tile), 0);
+      store_saved(0);
+    }
+    while (there(tile)) {
+      const int then = next(tile + 1);
+      if constexpr (S::kStages == 1) {
+        barrier();  // the last tile's products are done
+        load_queries(row_of_tile(tile), 0);
+        store_saved(0);
+      }
+      copy_wait<0>();
+      barrier();  // the tile is there, and nobody reads the last one any more
+      if (S::kStages > 1 && there(then)) load_queries(row_of_tile(then), 1 - stage_);
+      use(row_of_tile(tile));
+      if (S::kStages > 1 && there(then)) store_saved(1 - stage_);
+      tile = then;
+      if (S::kStages > 1) stage_ = 1 - stage_;
+    }
+    copy_wait<0>();
+  }
+
+  /// P and dS, of Q and dO as loaded. store(m, n, r, x0, x1): P o drop of two queries, where masks
+  /// are compiled in; else it is P, which then comes back in p.
+  template <class Store>
+  FOVEA_DEVICE void compute(float (&p)[kM][kN][4], float (&ds)[kM][kN][4], std::int64_t i,
+                            bool partial, Marks& marks, Store&& store) {
+    rows_by_rows<Mode, S::kDepth, Product::transposed_scores>(p, keys_, first_key(), queries(),
+                                                              first_row());
+    if constexpr (S::kMasked) {
+      if (args_.scores.dropout.threshold > 0) drop(i, marks);
+    }
+    weigh(p, i, partial, marks, store);
+    rows_by_rows<Mode, S::kDepth>(ds, values_, first_key(), douts(), first_row());
+    take_gradients(p, ds, i, partial, marks);
+  }
+
+  // Products to weights; where masks are compiled in, to P o softcap', with a sign where a key has
+  // all the weight, and P o drop is stored.
+  template <class Store>
+  FOVEA_DEVICE void weigh(float (&p)[kM][kN][4], std::int64_t i, bool partial, Marks& marks,
+                          Store&& store) const {
+    const bool bent = S::kMasked && args_.bent;
+    const float unit = bent ? 1.0f : args_.score_scale;
+    const Shared<float> lse = saved(stage_);
+    FOVEA_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      const int at = row_of_lane() + 8 * n;
+      ScoreRow rows[S::kMasked ? 2 : 1];
+      if constexpr (S::kMasked) {
+        if (bent || partial) {
+          for (int x = 0; x < 2; ++x)
+            rows[x] = score_row(args_, t().sequence, t().band, t().head, i + at + x);
+        }
+      }
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        float slopes[4] = {1, 1, 1, 1}, shares[4];
+        if constexpr (S::kMasked) {
+          if (bent || partial) bend(p[m][n], slopes, rows, m, n, marks);
+        }
+        FOVEA_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          float weight;
+          if constexpr (kIsWide<Mode>)  // rounded as in forward: kAll
+            weight = exp2((p[m][n][x] * unit - lse[at + x % 2]) * kLog2e);
+          else
+            weight = exp2(fma(p[m][n][x], unit * kLog2e, -lse[at + x % 2]));
+          marks.some_alone = marks.some_alone || weight >= kAll;
+          if constexpr (S::kMasked) {
+            weight = Marks::has(marks.hidden, m, n, x) ? 0 : weight;
+            shares[x] = Marks::has(marks.dropped, m, n, x) ? 0 : weight;
+            weight = is_all(weight) ? -slopes[x] : weight * slopes[x];
+          }
+          p[m][n][x] = weight;
+        }
+        if constexpr (S::kMasked) {
+          store(m, n, 0, shares[0], shares[1]);
+          store(m, n, 1, shares[2], shares[3]);
+        }
+      }
+    }
+  }
+
+  // dO V^T to dS.
+  FOVEA_DEVICE void take_gradients(float (&p)[kM][kN][4], float (&ds)[kM][kN][4], std::int64_t i,
+                                   bool partial, Marks& marks) const {
+    const Shared<float> from = saved(stage_);
+    const float keep_scale = args_.scores.dropout.keep_scale;
+    FOVEA_UNROLL
+    for (int n = 0; n < kN; ++n) {
+      const int at = S::kRows + row_of_lane() + 8 * n;
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) {
+        FOVEA_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          float grown = ds[m][n][x];
+          if constexpr (S::kMasked)
+            grown = Marks::has(marks.dropped, m, n, x) ? 0 : grown * keep_scale;
+          ds[m][n][x] = p[m][n][x] * (grown - from[at + x % 2]);
+        }
+      }
+    }
+    if (marks.some_alone) take_alone(p, ds, i);
+    if (!partial) return;
+    if constexpr (!S::kMasked) hide(i, marks);
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        FOVEA_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          const bool sees = !Marks::has(marks.hidden, m, n, x);
+          p[m][n][x] = sees ? p[m][n][x] : 0;
+          ds[m][n][x] = sees ? ds[m][n][x] : 0;
+        }
+      }
+    }
+  }
+  /// A key with all the weight: delta is its dP but for rounding, and dS is dlse.
+  FOVEA_DEVICE void take_alone(const float (&p)[kM][kN][4], float (&ds)[kM][kN][4],
+                               std::int64_t i) const {
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) {
+        FOVEA_UNROLL
+        for (int x = 0; x < 4; ++x) {
+          const float weight = S::kMasked ? -p[m][n][x] : p[m][n][x];
+          if (!(S::kMasked ? weight > 0 : is_all(weight))) continue;
+          if (!is_finite(ds[m][n][x])) {
+            ds[m][n][x] *= S::kMasked ? -1.0f : 1.0f;
+            continue;
+          }
+          const std::int64_t row = i + row_of_lane() + 8 * n + x % 2;
+          const bool has_dlse = t().dlse != nullptr && row < t().sequence.q_len;
+          ds[m][n][x] = has_dlse ? weight * t().dlse[row * args_.dlse.row] : 0;
+        }
+      }
+    }
+  }
+  /// Which of the lane's pairs band and lengths hide.
+  FOVEA_DEVICE void hide(std::int64_t i, Marks& marks) const {
+    const int row = row_of_lane();
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) {
+      const std::int64_t key = t().key + key_of(r);
+      plain::Span rows{0, 0};
+      if (key < t().sequence.kv_len)
+        rows = plain::meet(t().band.rows_of_some({key, key + 1}), {0, t().sequence.q_len});
+      const int begin = static_cast<int>(plain::clamp(rows.begin - i, 0, S::kRows)) - row;
+      const int end = static_cast<int>(plain::clamp(rows.end - i, 0, S::kRows)) - row;
+      FOVEA_UNROLL
+      for (int n = 0; n < 2 * kN; ++n) {
+        const int at = n / 2 * 8 + n % 2;
+        marks.hidden[r] |= static_cast<std::uint32_t>(at < begin || at >= end) << n;
+      }
+    }
+  }
+  /// Products to scores, where masks or what bends scores have a say: two queries by two keys.
+  FOVEA_DEVICE void bend(float (&p)[4], float (&slopes)[4], const ScoreRow (&rows)[2], int m, int n,
+                         Marks& marks) const {
+    FOVEA_UNROLL
+    for (int x = 0; x < 4; ++x) {
+      const ScoreRow& row = rows[x % 2];
+      const std::int64_t key = t().key + key_of(2 * m + x / 2);
+      const Score s = score_at(args_.scores, args_.bent ? args_.score_scale : 1.0f, row, key, p[x]);
+      p[x] = s.value;
+      if constexpr (!S::kForMask) slopes[x] = s.cap_slope;
+      const bool sees = s.value != kNegativeInfinity || is_visible(row, key);
+      marks.hidden[2 * m + x / 2] |= static_cast<std::uint32_t>(!sees) << (2 * n + x % 2);
+    }
+  }
+  FOVEA_DEVICE bool is_visible(const ScoreRow& row, std::int64_t key) const {
+    if (key < row.begin || key >= row.end) return false;
+    return row.mask == nullptr || mask_at(args_.scores.mask, row.mask, key) != kNegativeInfinity;
+  }
+  /// Which of the lane's pairs dropout takes away.
+  FOVEA_DEVICE void drop(std::int64_t i, Marks& marks) const {
+    const Keep keep(args_.scores.dropout, t().batch, t().head, args_.shape.q_heads);
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; n += 2) {
+        for (int x = 0; x < 2; ++x) {
+          // Bits as Keep::block has them: of two neighbouring keys, the lane has one.
+          const std::uint32_t kept = keep.block(i + row_of_lane() + 8 * n + x,
+                                                t().key + first_key() + 16 * m + lane() / 8 * 2) >>
+                                     (lane() / 4 % 2);
+          FOVEA_UNROLL
+          for (int bit = 0; bit < 4; ++bit)
+            marks.dropped[2 * m + bit % 2] |= (~kept >> (2 * bit) & 1) << (2 * (n + bit / 2) + x);
+        }
+      }
+    }
+  }
+
+  const BackwardArgs& args_;
+  const typename S::Keys keys_, values_;
+  const Shared<BackwardState> state_;
+  int stage_ = 0;          ///< in use
+  float fetched_[2] = {};  ///< lse, delta of a row on their way
+};
+
+}  // namespace fovea::cuda::FOVEA_WORLD
