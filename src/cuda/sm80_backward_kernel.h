@@ -64,9 +64,9 @@ class BackwardTask : BackwardTiles<S> {
     this->load_keys_and_values();
     clear(dk_);
     clear(dv_);
-    const int group = static_cast<int>(args_.shape.q_heads / args_.shape.kv_heads);
-    for (int h = 0; h < group; ++h) {
-      if (thread_index() == 0) this->enter_head(t().kv_head * group + h);
+    while (t().head < t().last_head) {
+      barrier();  // everybody has seen the number of the head
+      if (thread_index() == 0) this->enter_head(t().head + 1);
       barrier();
       this->for_tiles(
           t().queries.begin, [&] { return t().queries.end; },
@@ -88,6 +88,9 @@ class BackwardTask : BackwardTiles<S> {
     // All heads' first tiles come first: deterministic sums wait for smaller numbers alone.
     const std::int64_t pairs = shape.batch * shape.kv_heads;
     to.key_tile = task / pairs;
+    const std::int64_t group = shape.q_heads / shape.kv_heads;
+    to.head = task % pairs % shape.kv_heads * group - 1;
+    to.last_head = to.head + group;
     this->enter_keys(task % pairs / shape.kv_heads, task % shape.kv_heads, task / pairs * S::kKeys);
   }
   FOVEA_DEVICE static int columns_of(std::int64_t width, int first) {
@@ -189,7 +192,6 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE void for_dq(const float (&dq)[kQ][kQC][4], std::int64_t i, Add&& add) const {
     const int row = dq_row() + lane() / 4, column = dq_column() + lane() % 4 * 2;
     const std::int64_t rows = t().sequence.q_len - i, step = 8 * args_.dq.row;
-    const int columns = t().columns;
     float* const first = t().dq + (i + row) * args_.dq.row + first_column() + column;
     const auto each = [&](auto&& there) {
       float* to = first;
@@ -197,15 +199,18 @@ class BackwardTask : BackwardTiles<S> {
       for (int r = 0; r < 2 * kQ; ++r) {
         FOVEA_UNROLL
         for (int n = 0; n < kQC; ++n)
-          if (there(row + 8 * r, dq_column() + 8 * n))
+          if (there(8 * r, 8 * n))
             add(to + 8 * n, dq[r / 2][n][r % 2 * 2], dq[r / 2][n][r % 2 * 2 + 1]);
         to += step;
       }
     };
-    if (rows >= S::kRows && columns == S::kColumns)
+    if (rows >= S::kRows && t().columns == S::kColumns) {
       each([](int, int) { return true; });
-    else
-      each([&](int r, int n) { return r < rows && n < columns; });
+    } else {
+      const std::int64_t rows_left = rows - row;
+      const int columns_left = t().columns - dq_column();
+      each([&](int r, int n) { return r < rows_left && n < columns_left; });
+    }
   }
   FOVEA_DEVICE std::uint32_t* turn_of(std::int64_t i) const {
     const auto& shape = args_.shape;
@@ -243,6 +248,8 @@ class BackwardTask : BackwardTiles<S> {
     if (wants_dk()) add_marked(dk_, gradients_, queries(), t().columns);
     if (args_.dq.data == nullptr) return;
     float dq[kQ][kQC][4] = {};
+    const int row0 = fresh(dq_row() + lane() / 4);
+    const int first = fresh(first_column() + dq_column() + lane() % 4 * 2);
     FOVEA_ROLL
     for (int key = 0; key < S::kKeys; ++key) {
       FOVEA_UNROLL
@@ -251,8 +258,7 @@ class BackwardTask : BackwardTiles<S> {
         for (int n = 0; n < kQC; ++n) {
           FOVEA_UNROLL
           for (int x = 0; x < 4; ++x) {
-            const int row = dq_row() + 16 * m + x / 2 * 8 + lane() / 4;
-            const int column = first_column() + dq_column() + 8 * n + lane() % 4 * 2 + x % 2;
+            const int row = row0 + 16 * m + x / 2 * 8, column = first + 8 * n + x % 2;
             const Element g = gradients_.data[S::Scores::at(key, row)];
             if (!is_mark(g))
               dq[m][n][x] += to_f32(g) * to_f32(keys_.data[S::Keys::at(key, column)]);
@@ -264,14 +270,14 @@ class BackwardTask : BackwardTiles<S> {
   }
   /// The lane's hidden elements become -0, and no others are.
   FOVEA_DEVICE void mark_hidden(const typename S::Scores& tile, const Marks& marks) const {
+    const int first = fresh(S::Scores::at(key_of(0), this->row_of_lane()));
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
-          Element& element =
-              tile.data[S::Scores::at(key_of(2 * m + x / 2), this->row_of_lane() + 8 * n + x % 2)];
+          Element& element = tile.data[first + S::Scores::at(16 * m + x / 2 * 8, 8 * n + x % 2)];
           if (is_mark(element)) element = from_f32<Element>(0.0f);
           if (Marks::has(marks.hidden, m, n, x)) element = from_f32<Element>(-0.0f);
         }
@@ -285,6 +291,7 @@ class BackwardTask : BackwardTiles<S> {
   /// sums += product of marked rows with the rows of `tile`.
   FOVEA_DEVICE void add_marked(float (&sums)[kM][kC][4], const typename S::Scores& marked,
                                const typename S::Rows& tile, int columns) const {
+    const int key0 = fresh(key_of(0)), first = fresh(first_of_columns() + lane() % 4 * 2);
     FOVEA_ROLL
     for (int row = 0; row < S::kRows; ++row) {
       FOVEA_UNROLL
@@ -293,9 +300,9 @@ class BackwardTask : BackwardTiles<S> {
         for (int n = 0; n < kC; ++n) {
           FOVEA_UNROLL
           for (int x = 0; x < 4; ++x) {
-            const int column = first_of_columns() + 8 * n + lane() % 4 * 2 + x % 2;
+            const int column = first + 8 * n + x % 2;
             if (column >= columns) continue;
-            const Element weight = marked.data[S::Scores::at(key_of(2 * m + x / 2), row)];
+            const Element weight = marked.data[S::Scores::at(key0 + 16 * m + x / 2 * 8, row)];
             if (!is_mark(weight))
               sums[m][n][x] +=
                   to_f32(weight) * to_f32(tile.data[S::Rows::at(row, first_column() + column)]);
@@ -323,9 +330,10 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE void store_sums(const float (&sums)[kM][kC][4], const plain::Sink& sink,
                                const Sums& to, float factor, int columns) {
     const plain::Place at{t().batch, t().kv_head, t().sequence.k_begin};
+    const int key0 = fresh(key_of(0)), first = fresh(first_of_columns() + lane() % 4 * 2);
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const std::int64_t key = t().key + key_of(r);
+      const std::int64_t key = t().key + key0 + 8 * r;
       if (key >= t().sequence.kv_capacity) continue;
       plain::Run<char*> run{};
       if (to.data != nullptr) {
@@ -338,7 +346,7 @@ class BackwardTask : BackwardTiles<S> {
       if (run.data == nullptr) continue;
       FOVEA_UNROLL
       for (int n = 0; n < kC; ++n) {
-        const int column = first_of_columns() + 8 * n + lane() % 4 * 2;
+        const int column = first + 8 * n;
         const float(&x)[4] = sums[r / 2][n];
         store_pair(run, first_column() + column, columns - column, x[r % 2 * 2] * factor,
                    x[r % 2 * 2 + 1] * factor);

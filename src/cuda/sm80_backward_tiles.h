@@ -59,7 +59,7 @@ struct BackwardShape {
 /// Which tile of keys, of which head: the same for all threads; in shared memory, since registers
 /// are short.
 struct BackwardState {
-  std::int64_t batch, kv_head, head;
+  std::int64_t batch, kv_head, head, last_head;
   std::int64_t key;  ///< the first of the tile
   std::int64_t key_tile, column_tile;
   int first_column;            ///< of the block's share of gradients
@@ -192,23 +192,21 @@ class BackwardTiles {
     copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
         typename S::Rows(stage_at(stage) + S::kDoutsAt), t().dout, i, end, args_.shape.v_head_dim);
     copy_commit();
-    // What the rows have saved comes by way of registers: store_saved().
-    static_assert(S::kRows <= S::kThreads);
-    const std::int64_t row = i + thread_index();
-    if (thread_index() >= S::kRows || row >= end) {
-      fetched_[0] = fetched_[1] = 0;
+    // What the rows have saved comes by way of registers, one a thread: store_saved().
+    static_assert(2 * S::kRows <= S::kThreads);
+    const std::int64_t row = i + thread_index() % S::kRows;
+    fetched_ = 0;
+    if (row >= end || thread_index() >= 2 * S::kRows) return;
+    if (thread_index() >= S::kRows) {
+      fetched_ = t().delta[row * args_.delta.row];
       return;
     }
     const float lse = t().lse[row * args_.lse.row];
-    fetched_[0] = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
-    if constexpr (!kIsWide<Mode>) fetched_[0] *= kLog2e;
-    fetched_[1] = t().delta[row * args_.delta.row];
+    fetched_ = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
+    if constexpr (!kIsWide<Mode>) fetched_ *= kLog2e;
   }
   FOVEA_DEVICE void store_saved(int stage) const {
-    if (thread_index() >= S::kRows) return;
-    const Shared<float> to = saved(stage);
-    FOVEA_UNROLL
-    for (int n = 0; n < 2; ++n) to[n * S::kRows + thread_index()] = fetched_[n];
+    if (thread_index() < 2 * S::kRows) saved(stage)[thread_index()] = fetched_;
   }
   static FOVEA_DEVICE std::int64_t row_of_tile(int tile) {
     return static_cast<std::int64_t>(tile) * S::kRows;
@@ -342,6 +340,7 @@ class BackwardTiles {
   /// A key with all the weight: delta is its dP but for rounding, and dS is dlse.
   FOVEA_DEVICE void take_alone(const float (&p)[kM][kN][4], float (&ds)[kM][kN][4],
                                std::int64_t i) const {
+    const int first = fresh(row_of_lane());
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       FOVEA_UNROLL
@@ -354,7 +353,7 @@ class BackwardTiles {
             ds[m][n][x] *= S::kMasked ? -1.0f : 1.0f;
             continue;
           }
-          const std::int64_t row = i + row_of_lane() + 8 * n + x % 2;
+          const std::int64_t row = i + first + 8 * n + x % 2;
           const bool has_dlse = t().dlse != nullptr && row < t().sequence.q_len;
           ds[m][n][x] = has_dlse ? weight * t().dlse[row * args_.dlse.row] : 0;
         }
@@ -363,10 +362,10 @@ class BackwardTiles {
   }
   /// Which of the lane's pairs band and lengths hide.
   FOVEA_DEVICE void hide(std::int64_t i, Marks& marks) const {
-    const int row = row_of_lane();
+    const int row = fresh(row_of_lane()), first = fresh(key_of(0));
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const std::int64_t key = t().key + key_of(r);
+      const std::int64_t key = t().key + first + 8 * r;
       plain::Span rows{0, 0};
       if (key < t().sequence.kv_len)
         rows = plain::meet(t().band.rows_of_some({key, key + 1}), {0, t().sequence.q_len});
@@ -420,8 +419,8 @@ class BackwardTiles {
   const BackwardArgs& args_;
   const typename S::Keys keys_, values_;
   const Shared<BackwardState> state_;
-  int stage_ = 0;          ///< in use
-  float fetched_[2] = {};  ///< lse, delta of a row on their way
+  int stage_ = 0;      ///< in use
+  float fetched_ = 0;  ///< lse or delta of a row on its way
 };
 
 }  // namespace fovea::cuda::FOVEA_WORLD

@@ -33,6 +33,13 @@ FOVEA_DEVICE std::uint32_t ballot(bool value) { return __ballot_sync(0xFFFFFFFFu
 FOVEA_DEVICE bool any(bool value) { return __any_sync(0xFFFFFFFFu, value) != 0; }
 FOVEA_DEVICE bool every(bool value) { return __all_sync(0xFFFFFFFFu, value) != 0; }
 
+/// x. What is computed from it is computed where that stands, and not before a loop around it,
+/// which would cost registers in the loop: for seldom-used branches.
+FOVEA_DEVICE int fresh(int x) {
+  asm volatile("" : "+r"(x));
+  return x;
+}
+
 #else
 
 FOVEA_DEVICE int thread_index() { return emulation::here.thread; }
@@ -56,6 +63,7 @@ FOVEA_DEVICE bool barrier_any(bool value, const char* file = __builtin_FILE(),
 }
 FOVEA_DEVICE void warp_barrier() { emulation::warp_barrier(); }
 FOVEA_DEVICE void fence() {}
+FOVEA_DEVICE int fresh(int x) { return x; }
 
 template <class T>
 FOVEA_DEVICE T shuffle(T value, int from_lane) {
