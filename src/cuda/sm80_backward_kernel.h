@@ -128,6 +128,7 @@ class BackwardTask : BackwardTiles<S> {
         }
       }
       if (partial && must_be_careful()) {
+        if constexpr (!S::kMasked) this->hide(i, marks);
         add_visible(marks, i);
         return;
       }

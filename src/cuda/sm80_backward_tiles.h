@@ -82,9 +82,11 @@ class BackwardTiles {
   using Mode = typename S::Mode;
   using Element = typename S::Element;
   static constexpr int kM = S::kM, kN = S::kN;
-  /// A weight from here on is all of its row's but for what rounding moves: 16 bits take the
-  /// exponent in one step, f32 in the steps of forward, which make it 1 exactly.
-  static constexpr float kAll = kIsWide<Mode> ? 1.0f : 1.0f - 0x1p-16f;
+  /// Exponents in the steps of forward, which make an only key's weight 1 exactly; in 16 bits
+  /// without masks in one step. A mask's lowest numbers leave that step no digits.
+  static constexpr bool kInSteps = kIsWide<Mode> || S::kMasked;
+  /// A weight from here on is all of its row's but for what rounding moves.
+  static constexpr float kAll = kInSteps ? 1.0f : 1.0f - 0x1p-16f;
   FOVEA_DEVICE static bool is_all(float weight) { return weight >= kAll && weight <= 2 - kAll; }
 
   /// What there is to know of the lane's pairs: by key, a bit a query.
@@ -110,7 +112,7 @@ class BackwardTiles {
   FOVEA_DEVICE typename S::Rows douts() const {
     return typename S::Rows(stage_at(stage_) + S::kDoutsAt);
   }
-  /// lse, in 16-bit modes times log2(e), then delta
+  /// lse, unless kInSteps times log2(e), then delta
   FOVEA_DEVICE static Shared<float> saved(int stage) {
     return shared_array<float>(stage_at(stage) + S::kSavedAt, 2 * S::kRows);
   }
@@ -203,7 +205,7 @@ class BackwardTiles {
     }
     const float lse = t().lse[row * args_.lse.row];
     fetched_ = lse == kNegativeInfinity ? kInfinity : lse;  // every p is 0
-    if constexpr (!kIsWide<Mode>) fetched_ *= kLog2e;
+    if constexpr (!kInSteps) fetched_ *= kLog2e;
   }
   FOVEA_DEVICE void store_saved(int stage) const {
     if (thread_index() < 2 * S::kRows) saved(stage)[thread_index()] = fetched_;
@@ -282,7 +284,7 @@ class BackwardTiles {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
           float weight;
-          if constexpr (kIsWide<Mode>)  // rounded as in forward: kAll
+          if constexpr (kInSteps)
             weight = exp2((p[m][n][x] * unit - lse[at + x % 2]) * kLog2e);
           else
             weight = exp2(fma(p[m][n][x], unit * kLog2e, -lse[at + x % 2]));
@@ -304,7 +306,7 @@ class BackwardTiles {
 
   // dO V^T to dS.
   FOVEA_DEVICE void take_gradients(float (&p)[kM][kN][4], float (&ds)[kM][kN][4], std::int64_t i,
-                                   bool partial, Marks& marks) const {
+                                   bool partial, const Marks& marks) const {
     const Shared<float> from = saved(stage_);
     const float keep_scale = args_.scores.dropout.keep_scale;
     FOVEA_UNROLL
@@ -323,14 +325,20 @@ class BackwardTiles {
     }
     if (marks.some_alone) take_alone(p, ds, i);
     if (!partial) return;
-    if constexpr (!S::kMasked) hide(i, marks);
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
+      LaneRows rows[S::kMasked ? 1 : 2];
+      if constexpr (!S::kMasked)
+        for (int r = 0; r < 2; ++r) rows[r] = rows_of_key(2 * m + r, i);
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
-          const bool sees = !Marks::has(marks.hidden, m, n, x);
+          bool sees;
+          if constexpr (S::kMasked)
+            sees = !Marks::has(marks.hidden, m, n, x);
+          else
+            sees = rows[x / 2].has(8 * n + x % 2);
           p[m][n][x] = sees ? p[m][n][x] : 0;
           ds[m][n][x] = sees ? ds[m][n][x] : 0;
         }
@@ -360,22 +368,29 @@ class BackwardTiles {
       }
     }
   }
-  /// Which of the lane's pairs band and lengths hide.
+  /// Which queries see a key, counted from the lane's first in the tile.
+  struct LaneRows {
+    int begin = 0, end = 0;
+    FOVEA_DEVICE bool has(int row) const { return begin <= row && row < end; }
+  };
+  /// By band and lengths; of the lane's key r.
+  FOVEA_DEVICE LaneRows rows_of_key(int r, std::int64_t i) const {
+    const std::int64_t key = t().key + fresh(key_of(0)) + r / 2 * 16 + r % 2 * 8;
+    if (key >= t().sequence.kv_len) return {};
+    const plain::Span rows =
+        plain::meet(t().band.rows_of_some({key, key + 1}), {0, t().sequence.q_len});
+    const int first = row_of_lane();
+    return {static_cast<int>(plain::clamp(rows.begin - i, 0, S::kRows)) - first,
+            static_cast<int>(plain::clamp(rows.end - i, 0, S::kRows)) - first};
+  }
+  /// The lane's pairs that band and lengths hide, as bits.
   FOVEA_DEVICE void hide(std::int64_t i, Marks& marks) const {
-    const int row = fresh(row_of_lane()), first = fresh(key_of(0));
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const std::int64_t key = t().key + first + 8 * r;
-      plain::Span rows{0, 0};
-      if (key < t().sequence.kv_len)
-        rows = plain::meet(t().band.rows_of_some({key, key + 1}), {0, t().sequence.q_len});
-      const int begin = static_cast<int>(plain::clamp(rows.begin - i, 0, S::kRows)) - row;
-      const int end = static_cast<int>(plain::clamp(rows.end - i, 0, S::kRows)) - row;
+      const LaneRows rows = rows_of_key(r, i);
       FOVEA_UNROLL
-      for (int n = 0; n < 2 * kN; ++n) {
-        const int at = n / 2 * 8 + n % 2;
-        marks.hidden[r] |= static_cast<std::uint32_t>(at < begin || at >= end) << n;
-      }
+      for (int n = 0; n < 2 * kN; ++n)
+        marks.hidden[r] |= static_cast<std::uint32_t>(!rows.has(n / 2 * 8 + n % 2)) << n;
     }
   }
   /// Products to scores, where masks or what bends scores have a say: two queries by two keys.

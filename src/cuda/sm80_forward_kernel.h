@@ -298,6 +298,8 @@ class ForwardTask {
   // each step together, so that they hide each other's latency.
   FOVEA_DEVICE void weigh(float (&scores)[kM][kN][4]) {
     const float to_base2 = unit() * kLog2e;
+    // One step instead of two; a mask's lowest numbers would leave it no digits.
+    constexpr bool kInSteps = kIsWide<Mode> || S::kMasked;
     float tops[2 * kM], bases[2 * kM], shrinks[2 * kM];
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
@@ -333,14 +335,14 @@ class ForwardTask {
     }
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const float base = kIsWide<Mode> ? bases[r] : -bases[r] * to_base2;
+      const float base = kInSteps ? bases[r] : -bases[r] * to_base2;
       float sum = 0;
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = r % 2 * 2; x < r % 2 * 2 + 2; ++x) {
           float& s = scores[r / 2][n][x];
-          s = exp2(kIsWide<Mode> ? (s - base) * to_base2 : fma(s, to_base2, base));
+          s = exp2(kInSteps ? (s - base) * to_base2 : fma(s, to_base2, base));
           sum += s;
         }
       }
