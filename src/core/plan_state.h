@@ -23,7 +23,7 @@ struct PlanState : std::enable_shared_from_this<PlanState> {
   const DeviceQueue* queue = nullptr;  ///< of the device, if it works through streams
   std::size_t workspace_bytes = 0;
   std::uint64_t* mask_tiles_skipped = nullptr;  ///< in the device's memory; without a mask null
-  ThreadPool pool;  ///< CPU: a copy of the caller's, or the library's
+  ThreadPool pool;                              ///< CPU: a copy of the caller's, or the library's
   Report report;
 
   proof::Subject subject;  ///< of `kernel`
