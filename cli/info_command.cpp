@@ -14,12 +14,13 @@
 #include "cases/outputs.h"
 #include "cli/commands.h"
 #include "cli/exit_codes.h"
+#include "cli/support_matrix.h"
 
 namespace fovea::cli {
 namespace {
 
 struct Settings {
-  bool json = false, self_check = false;
+  bool json = false, self_check = false, matrix = false;
   std::string why_not;
 };
 
@@ -110,7 +111,15 @@ nlohmann::ordered_json reasons_for(const cases::Case& spec) {
   return reasons;
 }
 
+int print_matrix() {
+  const Result<std::string> page = support_matrix();
+  if (!page) return complain("info", page.status().message(), kFailure);
+  fmt::print("{}", *page);
+  return kSuccess;
+}
+
 int run_info(const Settings& settings) {
+  if (settings.matrix) return print_matrix();
   Result<cases::Case> spec = cases::Case{};
   if (!settings.why_not.empty()) {
     spec = cases::parse_case(settings.why_not);
@@ -155,6 +164,10 @@ void add_info_command(CLI::App& app, int& exit_code) {
                     "Run the self-check of every available kernel first; exit 1 if one fails");
   command->add_option("--why-not", settings->why_not,
                       "A case name: say for each kernel why it would not serve it");
+  command
+      ->add_flag("--matrix", settings->matrix,
+                 "Print what each kernel serves as a page, docs/support-matrix.md; nothing else")
+      ->excludes("--json", "--self-check", "--why-not");
   command->callback([settings, &exit_code] { exit_code = run_info(*settings); });
 }
 

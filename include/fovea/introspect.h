@@ -57,6 +57,12 @@ FOVEA_API Result<std::vector<PassedOver>> why_not(const ForwardArgs& args,
 FOVEA_API Result<std::vector<PassedOver>> why_not(const BackwardArgs& args,
                                                   const PlanOptions& options = {});
 
+/// Which kernels are made for the call, whatever this machine can run and whatever is chosen:
+/// `reason` is empty for those that are. Of kernels for the tensors' kind of device alone; CUDA
+/// kernels ask the device for its shared memory.
+FOVEA_API Result<std::vector<PassedOver>> support_of(const ForwardArgs& args);
+FOVEA_API Result<std::vector<PassedOver>> support_of(const BackwardArgs& args);
+
 /// A measured choice that this process knows, made by it or read from where they are kept.
 struct TunedChoice {
   std::string call;    ///< the class of calls, with device and build

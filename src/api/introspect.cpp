@@ -45,6 +45,19 @@ Result<std::vector<PassedOver>> reasons(const Args& args, const PlanOptions& opt
   return list;
 }
 
+template <class Args>
+Result<std::vector<PassedOver>> support(const Args& args) {
+  const CompleteArgs<Args> complete(args);
+  FOVEA_RETURN_IF_ERROR(complete.status());
+  const Result<Problem> problem = validate(*complete, /*deterministic=*/false);
+  if (!problem.ok()) return problem.status();
+  std::vector<PassedOver> list;
+  for (const Kernel* kernel : kernel_table())
+    if (kernel->direction == problem->direction && kernel->device == problem->device.type)
+      list.push_back({kernel->id, render(kernel->supports(*problem))});
+  return list;
+}
+
 /// A plain f32 call of the kernel's direction, for the check of its common instantiation.
 Problem common_problem(const Kernel& kernel) {
   Problem problem;
@@ -110,6 +123,13 @@ Result<std::vector<PassedOver>> why_not(const ForwardArgs& args, const PlanOptio
 }
 Result<std::vector<PassedOver>> why_not(const BackwardArgs& args, const PlanOptions& options) {
   return guarded([&] { return reasons(args, options); });
+}
+
+Result<std::vector<PassedOver>> support_of(const ForwardArgs& args) {
+  return guarded([&] { return support(args); });
+}
+Result<std::vector<PassedOver>> support_of(const BackwardArgs& args) {
+  return guarded([&] { return support(args); });
 }
 
 Status run_self_checks() {
