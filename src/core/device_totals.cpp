@@ -4,6 +4,7 @@
 #include <vector>
 
 #include "core/counters.h"
+#include "core/devices.h"
 
 namespace fovea {
 namespace {
@@ -32,13 +33,8 @@ Result<std::uint64_t*> mask_tiles_total(const DeviceQueue& queue, int device) {
   const std::lock_guard lock(all.mutex);
   for (const Total& total : all.list)
     if (total.queue == &queue && total.device == device) return total.number;
-  const Result<void*> memory = queue.allocate(device, sizeof(std::uint64_t));
+  const Result<void*> memory = zeroed_memory(queue, device, sizeof(std::uint64_t));
   if (!memory.ok()) return memory.status();
-  const std::uint64_t zero = 0;
-  if (Status status = queue.upload(device, *memory, &zero, sizeof(zero)); !status.ok()) {
-    queue.free(device, *memory);
-    return status;
-  }
   all.list.push_back({&queue, device, static_cast<std::uint64_t*>(*memory), 0});
   return all.list.back().number;
 }

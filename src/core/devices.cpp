@@ -2,6 +2,7 @@
 
 #include <map>
 #include <mutex>
+#include <vector>
 
 #include "contract/format.h"
 #include "core/kernel_table.h"
@@ -59,6 +60,17 @@ Status check_may_plan(const char* where, const Device& device, void* stream) {
                     where)};
 }
 
+Result<void*> zeroed_memory(const DeviceQueue& queue, int device, std::size_t bytes) {
+  const Result<void*> memory = queue.allocate(device, bytes);
+  if (!memory.ok()) return memory.status();
+  const std::vector<std::byte> zeros(bytes);
+  if (Status status = queue.upload(device, *memory, zeros.data(), bytes); !status.ok()) {
+    queue.free(device, *memory);
+    return status;
+  }
+  return *memory;
+}
+
 Result<const void*> zero_on(const Device& device) {
   static constexpr double kZero = 0;
   const DeviceQueue* queue = queue_of(device);
@@ -69,12 +81,8 @@ Result<const void*> zero_on(const Device& device) {
   if (const auto made = zeros->find({queue, device.index}); made != zeros->end())
     return made->second;
   if (!check_device("zero", device).ok()) return &kZero;
-  Result<void*> memory = queue->allocate(device.index, sizeof(kZero));
+  const Result<void*> memory = zeroed_memory(*queue, device.index, sizeof(kZero));
   if (!memory.ok()) return memory.status();
-  if (Status status = queue->upload(device.index, *memory, &kZero, sizeof(kZero)); !status.ok()) {
-    queue->free(device.index, *memory);
-    return status;
-  }
   return zeros->emplace(std::pair(queue, device.index), *memory).first->second;
 }
 

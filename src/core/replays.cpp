@@ -6,6 +6,7 @@
 #include <utility>
 #include <vector>
 
+#include "core/devices.h"
 #include "core/status_macros.h"
 
 namespace fovea {
@@ -39,14 +40,12 @@ struct Pieces {
       if (piece->has_room_on(queue, device)) return piece.get();
     // One number more than there are marks: raised now, so that what raises marks is loaded before
     // a graph is recorded.
-    const std::vector<std::uint64_t> zeros(Piece::kMarks + 1);
-    const std::size_t bytes = zeros.size() * sizeof(std::uint64_t);
-    const Result<void*> memory = queue.allocate(device, bytes);
+    constexpr std::size_t kBytes = (Piece::kMarks + 1) * sizeof(std::uint64_t);
+    const Result<void*> memory = zeroed_memory(queue, device, kBytes);
     if (!memory.ok()) return memory.status();
     auto* marks = static_cast<std::uint64_t*>(*memory);
-    Status status = queue.upload(device, marks, zeros.data(), bytes);
     const Result<void*> stream = queue.own_stream(device);
-    if (status.ok()) status = stream.status();
+    Status status = stream.status();
     if (status.ok()) status = queue.count_up(device, *stream, marks + Piece::kMarks);
     if (!status.ok()) {
       queue.free(device, marks);
