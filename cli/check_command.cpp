@@ -37,7 +37,7 @@ struct Settings {
   std::string dtype;
   std::vector<int> threads{0};
   int draws = 0;
-  unsigned at_once = 0;
+  int at_once = 0;
 };
 
 struct Entry {
@@ -199,9 +199,9 @@ class ResultsInOrder {
 };
 
 /// How many cases are run at once: an emulated device is one for all.
-unsigned at_once(const Settings& settings) {
+int at_once(const Settings& settings) {
   if (settings.emulate) return 1;
-  return settings.at_once > 0 ? settings.at_once : cases::threads_of_machine();
+  return settings.at_once > 0 ? settings.at_once : cases::default_threads();
 }
 
 void run_jobs(const Settings& settings, const std::vector<Job>& jobs, CheckReport& report) {
@@ -344,8 +344,8 @@ void add_check_command(CLI::App& app, int& exit_code) {
       "--emulate", s.emulate, "CUDA kernels run on an emulated device, which finds their races");
   command
       ->add_option("--at-once", s.at_once,
-                   "Cases that are run at the same time; by default as many as the machine has "
-                   "threads. An emulated device takes one")
+                   "Cases that are run at the same time; by default FOVEA_NUM_THREADS, else the "
+                   "usable cores. An emulated device takes one")
       ->check(CLI::Range(1, 1024))
       ->excludes(emulate);
   command
