@@ -1,30 +1,26 @@
 // The emulated device through the public API.
-#include <cstdlib>
-
 #include <gtest/gtest.h>
 
 #include <fovea/fovea.h>
 
+#include "emulated_device.h"
+
 namespace fovea {
 namespace {
-
-/// Set before anybody asks the library for its devices.
-const bool asked_for_emulation = ::setenv("FOVEA_CUDA_EMULATE", "1", 1) == 0;
-constexpr Device kDevice{DeviceType::cuda, 0};
 
 class EmulatedDevice : public testing::Test {
  protected:
   void SetUp() override {
     ASSERT_TRUE(asked_for_emulation);
     for (const DeviceInfo& info : devices()) {
-      if (info.device == kDevice && info.emulated) return;
+      if (info.device == kEmulated && info.emulated) return;
     }
     GTEST_SKIP() << "this build emulates no device";
   }
 };
 
 TEST_F(EmulatedDevice, MemoryIsCopiedThereAndBack) {
-  Result<DeviceBuffer> buffer = DeviceBuffer::make(kDevice, 100);
+  Result<DeviceBuffer> buffer = DeviceBuffer::make(kEmulated, 100);
   ASSERT_TRUE(buffer.ok()) << buffer.status().message();
   EXPECT_EQ(reinterpret_cast<std::uintptr_t>(buffer->data()) % 64, 0u);
   const char text[] = "attention";
@@ -32,7 +28,7 @@ TEST_F(EmulatedDevice, MemoryIsCopiedThereAndBack) {
   ASSERT_TRUE(buffer->upload(text, sizeof(text), 10).ok());
   ASSERT_TRUE(buffer->download(back, sizeof(text), 10).ok());
   EXPECT_STREQ(back, text);
-  EXPECT_TRUE(synchronize(kDevice).ok());
+  EXPECT_TRUE(synchronize(kEmulated).ok());
 }
 
 TEST_F(EmulatedDevice, ASecondOneIsNotThere) {

@@ -12,12 +12,10 @@
 #include "cases/device_copies.h"
 #include "cases/table.h"
 #include "cases/work.h"
+#include "emulated_device.h"
 
 namespace fovea::cases {
 namespace {
-
-/// Set before anybody asks the library for its devices.
-const bool asked_for_emulation = ::setenv("FOVEA_CUDA_EMULATE", "1", 1) == 0;
 
 /// What the choice of a tile goes by.
 auto tile_kind_of(const Case& c) {
@@ -46,7 +44,7 @@ TEST(EmulatedSharedMemory, ACaseOfEachTile) {
   ASSERT_TRUE(asked_for_emulation);
   const char* cap = std::getenv("FOVEA_CUDA_SHARED_KB");
   if (cap == nullptr) GTEST_SKIP() << "no cap in FOVEA_CUDA_SHARED_KB";
-  if (!is_emulated({DeviceType::cuda, 0})) GTEST_SKIP() << "this build emulates no device";
+  if (!is_emulated(kEmulated)) GTEST_SKIP() << "this build emulates no device";
   for (const DeviceInfo& info : devices())
     if (info.emulated)
       EXPECT_NE(info.capabilities.find(std::string(" ") + cap + " KB"), std::string::npos)

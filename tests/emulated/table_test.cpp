@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cctype>
-#include <cstdlib>
 #include <map>
 #include <set>
 #include <sstream>
@@ -13,12 +12,10 @@
 #include "../cases/tally.h"
 #include "cases/device_copies.h"
 #include "cases/work.h"
+#include "emulated_device.h"
 
 namespace fovea::cases {
 namespace {
-
-/// Set before anybody asks the library for its devices.
-const bool asked_for_emulation = ::setenv("FOVEA_CUDA_EMULATE", "1", 1) == 0;
 
 /// Words of a name without their numbers: what kinds of things a case has.
 std::set<std::string> kinds_of(const std::string& name) {
