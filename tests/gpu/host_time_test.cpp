@@ -39,9 +39,7 @@ TEST_F(HostTime, a_reused_plan) {
   throw_if_error(synchronize(kGpu));
   std::cout << "host time of a run: forward " << forward_us
             << " us, backward, which is several launches, " << backward_us << " us\n";
-  // Far from what a wait or an allocation costs on any machine.
-  EXPECT_LT(forward_us, 100);
-  EXPECT_LT(backward_us, 200);
+  EXPECT_LE(forward_us, 5.0);
 }
 
 TEST_F(HostTime, a_run_does_not_wait_for_the_device) {
