@@ -14,6 +14,8 @@
 #include <immintrin.h>
 #endif
 
+#include <fovea/introspect.h>
+
 namespace fovea::cli {
 namespace {
 
@@ -72,6 +74,34 @@ __attribute__((target("avx512f,avx512bf16"))) double avx512bf16_loop() {
   for (__m512& value : x) asm volatile("" : "+m"(value));
   return 2.0 * 32 * kAccumulators * kSteps;
 }
+
+/// As multiply_add, into four tile registers of 16 x 16 sums of 32 products.
+__attribute__((target("amx-tile"))) double amxbf16_loop() {
+  constexpr int kAccumulators = 4, kTileRows = 16;
+  struct alignas(64) {
+    unsigned char palette = 1, first_row = 0, reserved[14] = {};
+    unsigned short row_bytes[16] = {};
+    unsigned char rows[16] = {};
+  } config;
+  for (int n = 0; n < 8; ++n) {
+    config.row_bytes[n] = 64;
+    config.rows[n] = kTileRows;
+  }
+  asm volatile("ldtilecfg %0" : : "m"(config));
+  for (std::int64_t step = 0; step < kSteps / 4; ++step)
+    asm volatile(
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm1\n\t"
+        "tdpbf16ps %%tmm5, %%tmm4, %%tmm2\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm3" ::);
+  asm volatile("tilerelease" ::);
+  return 2.0 * 16 * kTileRows * 32 * kAccumulators * (kSteps / 4);
+}
+/// Whether the library's own kernels may use tile registers, which a process has to ask for.
+bool has_amxbf16() {
+  const std::vector<KernelInfo> all = kernels();
+  return std::any_of(all.begin(), all.end(), [](const KernelInfo& kernel) {
+    return kernel.id == "cpu.amxbf16.forward" && kernel.available;
+  });
+}
 #endif
 
 struct InstructionSet {
@@ -88,6 +118,7 @@ constexpr InstructionSet kSets[] = {
     {"baseline", baseline_loop, [] { return true; }},
 #if defined(__x86_64__)
     {"avx512bf16", avx512bf16_loop, [] { return __builtin_cpu_supports("avx512bf16") != 0; }},
+    {"amxbf16", amxbf16_loop, has_amxbf16},
 #endif
 };
 
@@ -134,8 +165,10 @@ std::vector<std::string> peak_instruction_sets() {
 
 std::string peak_set_of(const std::string& kernel) {
   const std::vector<std::string> sets = peak_instruction_sets();
-  const bool pairs = kernel.find("avx512bf16") != std::string::npos;
-  return pairs && sets.back() == "avx512bf16" ? sets.back() : sets.front();
+  for (const std::string& set : sets)
+    if (kernel.rfind("cpu." + set + ".", 0) == 0 && set.find("bf16") != std::string::npos)
+      return set;
+  return sets.front();
 }
 
 double measure_peak(const std::string& instruction_set, int threads, double seconds) {

@@ -7,10 +7,10 @@
 namespace fovea::cli {
 
 /// Instruction sets of this machine that the peak is measured with: those for f32, best first
-/// ("avx512", "avx2", "baseline"), then "avx512bf16", whose multiply-adds are of bf16.
+/// ("avx512", "avx2", "baseline"), then those for bf16, best last ("avx512bf16", "amxbf16").
 std::vector<std::string> peak_instruction_sets();
 
-/// The set whose peak is what a kernel can reach: its own for bf16 pairs, else the best for f32.
+/// The set whose peak is what a kernel can reach: its own for bf16, else the best for f32.
 std::string peak_set_of(const std::string& kernel);
 
 /// Operations a second (a multiply-add is two) of independent multiply-adds in registers, on

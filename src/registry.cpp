@@ -7,9 +7,11 @@
 #if FOVEA_CPU_HAS_AVX512
 #define FOVEA_ROW_avx512(...) __VA_ARGS__
 #define FOVEA_ROW_avx512bf16(...) __VA_ARGS__
+#define FOVEA_ROW_amxbf16(...) __VA_ARGS__
 #else
 #define FOVEA_ROW_avx512(...)
 #define FOVEA_ROW_avx512bf16(...)
+#define FOVEA_ROW_amxbf16(...)
 #endif
 #if FOVEA_CPU_HAS_AVX2
 #define FOVEA_ROW_avx2(...) __VA_ARGS__

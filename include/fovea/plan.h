@@ -30,7 +30,7 @@ struct ThreadPool {
 
 /// Which kernel may serve. Order of authority: these fields, then FOVEA_KERNEL / FOVEA_BACKEND,
 /// then a measured choice (PlanOptions::autotune), then priority. FOVEA_CPU_ISA (portable, avx2,
-/// avx512 or avx512bf16; read once) is the best instruction set that any of them may use.
+/// avx512, avx512bf16 or amxbf16; read once) is the best instruction set that any of them may use.
 struct Choice {
   std::string kernel;   ///< an id, "cpu.avx512.forward"; cannot serve = error with the reason
   std::string backend;  ///< "cpu", "cuda", ... or a family: "flash", "unfused", "reference"

@@ -55,6 +55,10 @@ struct Kernel {
 
   /// How many operands it copies to the workspace before it reads them. Null: none.
   std::int64_t (*staged_copies)(const Problem& problem) = nullptr;
+
+  /// Where it can run but another kernel for the same calls is faster: why it then waits to be
+  /// chosen by its name. Null: nowhere.
+  Refusal (*steps_back)(const Device& device) = nullptr;
 };
 
 }  // namespace fovea

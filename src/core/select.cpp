@@ -118,6 +118,8 @@ Refusal consider(const Kernel& kernel, const Problem& problem, const EffectiveCh
   // The CPU backend's name alone does not ask for the oracle.
   const bool asked = !choice.kernel.empty() || choice.backend == kernel.family;
   if (kernel.explicit_only && !asked) return Refusal::because(RefusalCode::explicit_only);
+  if (kernel.steps_back != nullptr && choice.kernel.empty())
+    return kernel.steps_back(problem.device);
   return Refusal::accept();
 }
 

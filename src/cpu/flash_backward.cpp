@@ -35,6 +35,7 @@
 // v_head_dim 1 to 512, all of the contract but paged caches and quantised evaluation.
 #include <sched.h>
 
+#include "cpu/panel_products.h"
 #include "cpu/prologue.h"
 #include "cpu/scores.h"
 
@@ -87,8 +88,9 @@ class BackwardTask {
     const std::int64_t pairs = shape_.batch * shape_.kv_heads;
     enter(task / pairs, task % pairs / shape_.kv_heads, task % pairs % shape_.kv_heads);
     if (owned_.empty()) return;
-    clear(dk_, args_.wants_dk ? rows_of(owned_) * padded_head_dim() : 0);
-    clear(dv_, args_.wants_dv ? rows_of(owned_) * padded_v_head_dim() : 0);
+    const std::int64_t whole_panels = round_up(rows_of(owned_), kPanel);
+    clear(dk_, args_.wants_dk ? whole_panels * padded_head_dim() : 0);
+    clear(dv_, args_.wants_dv ? whole_panels * padded_v_head_dim() : 0);
     if (!keys_span_.empty()) {
       pack_keys_and_values();
       const std::int64_t group = shape_.q_heads / shape_.kv_heads;
@@ -204,8 +206,8 @@ class BackwardTask {
   void query_tile(std::int64_t t, Span rows) {
     const std::int64_t n = rows_of(rows);
     const QueryTile tile = load_queries(rows);
-    if (args_.wants_dk) pack_columns(tile.q, n, shape_.head_dim, queries_, kRowWords);
-    if (args_.wants_dv) pack_columns(tile.dout, n, shape_.v_head_dim, douts_, kRowWords);
+    if (args_.wants_dk) pack_right(tile.q, n, shape_.head_dim, queries_, kRowWords);
+    if (args_.wants_dv) pack_right(tile.dout, n, shape_.v_head_dim, douts_, kRowWords);
     queries_are_finite_ = douts_are_finite_ = Answer::unknown;
 
     const std::int64_t panels = (rows_of(keys_span_) + kPanel - 1) / kPanel;
@@ -233,16 +235,11 @@ class BackwardTask {
       const Operands left = left_operands(panel, n);
       // add to dV, dK
       if (args_.wants_dv)
-        add_to_keys(
-            left.weights, kScoresRow, douts_, shape_.v_head_dim, dv_, padded_v_head_dim(), rows,
-            keys,
-            seen == nullptr || finite(douts_are_finite_, douts_, shape_.v_head_dim, kRowWords, n),
-            seen);
+        add_to_keys(left.weights, kScoresRow, douts_, shape_.v_head_dim, dv_, rows, keys, seen,
+                    douts_are_finite_);
       if (args_.wants_dk)
-        add_to_keys(
-            left.gradients, left.row, queries_, shape_.head_dim, dk_, padded_head_dim(), rows, keys,
-            seen == nullptr || finite(queries_are_finite_, queries_, shape_.head_dim, kRowWords, n),
-            seen);
+        add_to_keys(left.gradients, left.row, queries_, shape_.head_dim, dk_, rows, keys, seen,
+                    queries_are_finite_);
     }
     if (args_.wants_dq) add_to_queries(t, rows, all);
   }
@@ -303,31 +300,16 @@ class BackwardTask {
   // X Y^T of a tile of rows and a panel of keys, where some are visible.
   void products(Rows x, const float* across, std::int64_t depth, Span rows, Span keys, bool all,
                 float* to, std::int64_t to_row, Prefetch* prefetch) {
-    const std::int64_t first = keys.begin - keys_span_.begin;
-    for (std::int64_t c = 0; c < keys.end - keys.begin; c += kTileCols) {
-      const float* y = across + (first + c) * depth;
-      for (std::int64_t i = rows.begin; i < rows.end; i += kTileRows) {
-        const std::int64_t height = lesser(kTileRows, rows.end - i);
-        if (prefetch != nullptr) prefetch->step();
-        Span lanes{0, kTileCols};
-        if (!all) {
-          const Span seen = meet(band_.keys_of_some({i, i + height}), keys);
-          lanes = meet({seen.begin - keys.begin - c, seen.end - keys.begin - c}, lanes);
-          if (lanes.empty()) continue;
-          lanes = {lanes.begin / kLanes * kLanes, round_up(lanes.end, kLanes)};
-        }
-        TileArgs t{};
-        t.a = x.at(i - rows.begin);
-        t.a_row = x.row;
-        t.a_step = 1;
-        t.b = y + lanes.begin;
-        t.b_row = kTileCols;
-        t.c = to + (i - rows.begin) * to_row + c + lanes.begin;
-        t.c_row = to_row;
-        t.depth = depth;
-        dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
-      }
-    }
+    const auto narrow = [&](std::int64_t i, std::int64_t height) {
+      if (all) return Span{0, kPanel};
+      const std::int64_t row = rows.begin + i;
+      const Span seen = meet(band_.keys_of_some({row, row + height}), keys);
+      return Span{seen.begin - keys.begin, seen.end - keys.begin};
+    };
+    dot_panel(x, rows_of(rows), across + (keys.begin - keys_span_.begin) * depth, depth, to, to_row,
+              rows_of(keys), narrow, [&] {
+                if (prefetch != nullptr) prefetch->step();
+              });
   }
 
   /// From S and dP to P o drop and dS (o softcap', if `capped`), in place: the stage that knows
@@ -398,38 +380,28 @@ class BackwardTask {
 
   // dX[keys] += Y^T Z[rows], Y being P or dS and Z being dO or Q.
   void add_to_keys(const float* y, std::int64_t y_row, const float* z, std::int64_t width,
-                   float* dx, std::int64_t dx_row, Span rows, Span keys, bool z_is_finite,
-                   const std::uint64_t* seen) {
-    const std::int64_t padded = round_up(width, kLanes);
-    for (std::int64_t d = 0; d < padded; d += kTileCols) {
-      const int vecs = static_cast<int>(lesser(kTileCols, padded - d) / kLanes);
-      TileArgs t{};
-      t.a_row = 1;
-      t.a_step = y_row;
-      t.b_row = kTileCols;
-      t.c_row = dx_row;
-      if (!z_is_finite) {
-        t.a = y;
-        t.b = z + d * kRowWords;
-        t.c = dx + (keys.begin - keys_span_.begin) * dx_row + d;
-        t.depth = rows_of(rows);
-        add_visible(t, rows_of(keys), vecs,
-                    [&](std::int64_t j, std::int64_t i) { return (seen[i] >> j & 1) != 0; });
-        continue;
-      }
-      for (std::int64_t j = keys.begin; j < keys.end; j += kTileRows) {
-        const std::int64_t height = lesser(kTileRows, keys.end - j);
-        Span seeing = rows;
-        if (seen != nullptr) seeing = meet(band_.rows_of_some({j, j + height}), rows);
-        if (seeing.empty()) continue;
-        seeing = whole_words(seeing, rows);
-        t.a = y + (seeing.begin - rows.begin) / kPack * y_row + (j - keys.begin);
-        t.b = z + d * kRowWords + (seeing.begin - rows.begin) / kPack * kTileCols;
-        t.c = dx + (j - keys_span_.begin) * dx_row + d;
-        t.depth = words(seeing.end - seeing.begin);
-        tile_function<Into::kAdd>(static_cast<int>(height), vecs)(t);
-      }
-    }
+                   float* dx, Span rows, Span keys, const std::uint64_t* seen,
+                   Answer& z_is_finite) {
+    DownProduct product{};
+    product.y = y;
+    product.y_row = y_row;
+    product.depth = rows_of(rows);
+    product.columns = rows_of(keys);
+    product.z = z;
+    product.z_capacity = kRowWords;
+    product.padded = round_up(width, kLanes);
+    product.x = dx + (keys.begin - keys_span_.begin) * product.padded;
+    if (seen != nullptr &&
+        !known(z_is_finite, [&] { return right_is_finite(z, width, kRowWords, rows_of(rows)); }))
+      return add_down_visible(product, seen);
+    const auto narrow = [&](std::int64_t j, std::int64_t height) {
+      if (seen == nullptr) return Span{0, product.depth};
+      const std::int64_t key = keys.begin + j;
+      Span some = meet(band_.rows_of_some({key, key + height}), rows);
+      if (!some.empty()) some = whole_steps(some, rows);
+      return Span{some.begin - rows.begin, some.end - rows.begin};
+    };
+    add_down(product, narrow, [] {});
   }
 
   // dQ[rows] += scale dS K, in turn.
@@ -439,8 +411,10 @@ class BackwardTask {
     std::uint32_t* turns = args_.turns + (batch_ * shape_.q_heads + head_) * args_.row_tiles + tile;
     await(turns, turn);
 
-    const bool by_element = !all && !finite(keys_are_finite_, keys_, shape_.head_dim,
-                                            args_.key_tile, rows_of(keys_span_));
+    const bool by_element = !all && !known(keys_are_finite_, [&] {
+      return columns_are_finite(keys_, shape_.head_dim, args_.key_tile / kPack,
+                                rows_of(keys_span_));
+    });
     const std::int64_t dq_step = args_.dq_sums.row;
     const bool first = turn == 0;
     for (std::int64_t d = 0; d < shape_.head_dim; d += kTileCols) {
@@ -451,8 +425,8 @@ class BackwardTask {
       t.a_step = 1;
       t.b_row = kTileCols;
       t.factor = scale_;
-      for (std::int64_t i = rows.begin; i < rows.end; i += kTileRows) {
-        const std::int64_t height = lesser(kTileRows, rows.end - i);
+      for (std::int64_t i = rows.begin; i < rows.end; i += kBlockRows) {
+        const std::int64_t height = lesser(kBlockRows, rows.end - i);
         Span seen = keys_span_;
         if (!all) seen = meet(band_.keys_of_some({i, i + height}), keys_span_);
         float* to = dq_row(args_, rows_place_, i) + d;
@@ -460,7 +434,7 @@ class BackwardTask {
           if (first) clear_rows(to, dq_step, height, width);
           continue;
         }
-        seen = whole_words(seen, keys_span_);
+        seen = whole_steps(seen, keys_span_);
         const std::int64_t first_key = seen.begin - keys_span_.begin;
         t.a = gradients_ + (i - rows.begin) * gradients_row_ + first_key / kPack;
         t.b = keys_ + (d * args_.key_tile + first_key * kTileCols) / kPack;
@@ -468,11 +442,11 @@ class BackwardTask {
         if (width == vecs * kLanes && !by_element) {
           t.c = to;
           t.c_row = dq_step;
-          (first ? tile_function<Into::kFactorStore>(static_cast<int>(height), vecs)
-                 : tile_function<Into::kFactorAdd>(static_cast<int>(height), vecs))(t);
+          (first ? multiply_tile<Into::kFactorStore>
+                 : multiply_tile<Into::kFactorAdd>)(static_cast<int>(height), vecs, t);
           continue;
         }
-        alignas(64) float sums[kTileRows * kTileCols] = {};
+        alignas(64) float sums[kBlockRows * kTileCols] = {};
         t.c = sums;
         t.c_row = kTileCols;
         if (by_element) {
@@ -483,7 +457,7 @@ class BackwardTask {
             return (seen_[j / kPanel][row + r] >> (j % kPanel) & 1) != 0;
           });
         } else {
-          tile_function<Into::kFactorStore>(static_cast<int>(height), vecs)(t);
+          multiply_tile<Into::kFactorStore>(static_cast<int>(height), vecs, t);
         }
         for (std::int64_t r = 0; r < height; ++r)
           for (std::int64_t c = 0; c < width; ++c) {
@@ -511,15 +485,16 @@ class BackwardTask {
 
   // Store dK, dV.
   void finish() {
+    const RowsOfSums dks(dk_, padded_head_dim(), queries_), dvs(dv_, padded_v_head_dim(), douts_);
     for (std::int64_t j = owned_.begin; j < owned_.end; ++j) {
       const std::int64_t at = j - owned_.begin;
       if (args_.wants_dk) {
-        float* dk = dk_ + at * padded_head_dim();
+        float* dk = dks.at(at);
         multiply(dk, padded_head_dim(), scale_);
         write_gradient(args_.k, args_.dk, keys_place_, j, dk, dk_weights_);
       }
       if (args_.wants_dv) {
-        float* dv = dv_ + at * padded_v_head_dim();
+        float* dv = dvs.at(at);
         if (drops()) multiply(dv, padded_v_head_dim(), args_.scores.dropout.keep_scale);
         write_row(args_.dv, keys_place_, j, dv);
       }
@@ -694,6 +669,7 @@ void FOVEA_ISA_NAME(flash_backward_prepare)(void* opaque, int worker) {
 
 void FOVEA_ISA_NAME(flash_backward)(void* opaque, int worker) {
   auto& args = *static_cast<BackwardArgs*>(opaque);
+  [[maybe_unused]] const MatrixUnit unit;
   BackwardTask task(args, args.scratch + worker * args.layout.floats);
   for_each_task(args, args.shape.batch * args.shape.kv_heads * args.key_tiles,
                 [&](std::int64_t n) { task.run(n); });
@@ -706,6 +682,7 @@ void FOVEA_ISA_NAME(flash_backward_store_dq)(void* opaque, int) {
 
 void FOVEA_ISA_NAME(flash_backward_dmask)(void* opaque, int worker) {
   auto& args = *static_cast<BackwardArgs*>(opaque);
+  [[maybe_unused]] const MatrixUnit unit;
   BackwardTask task(args, args.scratch + worker * args.layout.floats);
   const std::int64_t* sizes = args.dmask.sizes;
   const std::int64_t tasks = sizes[0] * sizes[1] * (sizes[2] == 1 ? 1 : args.row_tiles) *

@@ -25,6 +25,7 @@
 //
 // Serves: f32, f16 and bf16 (products in f32, or, avx512bf16, of bf16 pairs), head_dim and
 // v_head_dim 1 to 512, all of the contract but quantised evaluation.
+#include "cpu/panel_products.h"
 #include "cpu/scores.h"
 #include "cpu/softmax.h"
 
@@ -124,8 +125,8 @@ class ForwardTask {
 
   void key_tile(Span tile, bool last) {
     const std::int64_t n = tile.end - tile.begin;
-    pack_columns(stage_words(args_.v, keys_place_, tile, staged_), n, shape_.v_head_dim, values_,
-                 kValueRows);
+    pack_right(stage_words(args_.v, keys_place_, tile, staged_), n, shape_.v_head_dim, values_,
+               kValueRows);
     values_are_finite_ = Answer::unknown;
     tile_keys_ = stage_words(args_.k, keys_place_, tile, key_rows_);
 
@@ -140,7 +141,7 @@ class ForwardTask {
       const Span rows = panel_rows(p);
       Span keys = meet(sc_->band().keys_of_some(rows), tile);
       if (keys.empty()) continue;
-      keys = whole_words(keys, tile);
+      keys = whole_steps(keys, tile);
       const Cover cover = sc_->see_across(rows, keys, bias_, seen);
       if (cover == Cover::none) continue;
       const std::uint64_t* hidden = cover == Cover::all ? nullptr : seen;
@@ -160,31 +161,16 @@ class ForwardTask {
   // S^T for the panel's queries; -inf where not visible.
   void compute_scores(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
                       Prefetch& prefetch) {
-    for (std::int64_t c = 0; c < kPanel; c += kTileCols) {
-      const float* queries = queries_ + (p * kPanel + c) * depth_;
-      for (std::int64_t j = keys.begin; j < keys.end; j += kTileRows) {
-        const std::int64_t height = lesser(kTileRows, keys.end - j);
-        prefetch.step();
-        // Multiply only those queries that the band lets see one of these keys.
-        Span lanes{0, kTileCols};
-        if (seen != nullptr) {
-          const Span some = meet(sc_->band().rows_of_some({j, j + height}), rows);
-          lanes = meet({some.begin - rows.begin - c, some.end - rows.begin - c}, lanes);
-          if (lanes.empty()) continue;
-          lanes = {lanes.begin / kLanes * kLanes, round_up(lanes.end, kLanes)};
-        }
-        TileArgs t{};
-        t.a = tile_keys_.at(j - tile.begin);
-        t.a_row = tile_keys_.row;
-        t.a_step = 1;
-        t.b = queries + lanes.begin;
-        t.b_row = kTileCols;
-        t.c = scores_ + (j - keys.begin) * kScoresRow + c + lanes.begin;
-        t.c_row = kScoresRow;
-        t.depth = depth_;
-        dot_tile(static_cast<int>(height), static_cast<int>((lanes.end - lanes.begin) / kLanes), t);
-      }
-    }
+    // Multiply only those queries that the band lets see one of these keys.
+    const auto narrow = [&](std::int64_t j, std::int64_t height) {
+      if (seen == nullptr) return Span{0, kPanel};
+      const std::int64_t key = keys.begin + j;
+      const Span some = meet(sc_->band().rows_of_some({key, key + height}), rows);
+      return Span{some.begin - rows.begin, some.end - rows.begin};
+    };
+    dot_panel(tile_keys_.from(keys.begin - tile.begin), keys.end - keys.begin,
+              queries_ + p * kPanel * depth_, depth_, scores_, kScoresRow, kPanel, narrow,
+              [&] { prefetch.step(); });
     if (units_.bent) sc_->bend_across(rows, keys, bias_, scores_);
     if (seen != nullptr) keep_lanes(keys.end - keys.begin, seen, -kInfinity);
   }
@@ -306,57 +292,33 @@ class ForwardTask {
   // O = rescale O + P V.
   void accumulate(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
                   Prefetch& prefetch) {
-    // The last word may hold a value that nobody sees.
-    const bool shares_word = keys.end < tile.end && (keys.end - tile.begin) % kPack != 0;
-    const bool partial = seen != nullptr || shares_word;
-    const bool by_element = partial && !finite(values_are_finite_, values_, shape_.v_head_dim,
-                                               kValueRows, tile.end - tile.begin);
-    for (std::int64_t d = 0; d < padded_; d += kTileCols) {
-      const int vecs = static_cast<int>(lesser(kTileCols, padded_ - d) / kLanes);
-      TileArgs t{};
-      t.a_row = 1;
-      t.a_step = kScoresRow;
-      t.b_row = kTileCols;
-      t.c_row = padded_;
-      if (by_element) {
-        rescale_rows(rows, d, vecs);
-        t.a = scores_;
-        t.b = values_ + d * kValueRows + (keys.begin - tile.begin) / kPack * kTileCols;
-        t.c = sums_ + p * kPanel * padded_ + d;
-        t.depth = keys.end - keys.begin;
-        add_visible(t, rows.end - rows.begin, vecs, [&](std::int64_t i, std::int64_t j) {
-          return seen == nullptr || (seen[j] >> i & 1) != 0;
+    // The last step may hold a value that nobody sees.
+    const bool shares_step = keys.end < tile.end && (keys.end - tile.begin) % kDepth != 0;
+    const bool partial = seen != nullptr || shares_step;
+    const bool by_element =
+        partial && !known(values_are_finite_, [&] {
+          return right_is_finite(values_, shape_.v_head_dim, kValueRows, tile.end - tile.begin);
         });
-        continue;
-      }
-      for (std::int64_t i = rows.begin; i < rows.end; i += kTileRows) {
-        const std::int64_t height = lesser(kTileRows, rows.end - i);
-        if (d == 0) prefetch.step();
-        Span some = keys;
-        if (seen != nullptr) some = meet(sc_->band().keys_of_some({i, i + height}), keys);
-        if (some.empty()) {
-          rescale_rows({i, i + height}, d, vecs);
-          continue;
-        }
-        some = whole_words(some, keys);
-        t.a = scores_ + (some.begin - keys.begin) / kPack * kScoresRow + (i - rows.begin);
-        t.b = values_ + d * kValueRows + (some.begin - tile.begin) / kPack * kTileCols;
-        t.c = sums_ + (i - rows_.begin) * padded_ + d;
-        t.depth = words(some.end - some.begin);
-        t.rescale = rescale_ + p * kPanel + (i - rows.begin);
-        tile_function<Into::kRescaleAdd>(static_cast<int>(height), vecs)(t);
-      }
-    }
-  }
-
-  void rescale_rows(Span rows, std::int64_t d, int vecs) {
-    for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-      const std::int64_t at = i - rows_.begin;
-      for (int v = 0; v < vecs; ++v) {
-        float* o = sums_ + at * padded_ + d + v * kLanes;
-        store(o, load(o) * splat(rescale_[at]));
-      }
-    }
+    DownProduct product{};
+    product.y = scores_;
+    product.y_row = kScoresRow;
+    product.depth = keys.end - keys.begin;
+    product.columns = rows.end - rows.begin;
+    product.z = values_;
+    product.z_capacity = kValueRows;
+    product.z_first = (keys.begin - tile.begin) / kPack;
+    product.x = sums_ + p * kPanel * padded_;
+    product.padded = padded_;
+    product.rescale = rescale_ + p * kPanel;
+    if (by_element) return add_down_visible(product, seen);
+    const auto narrow = [&](std::int64_t i, std::int64_t height) {
+      if (seen == nullptr) return Span{0, product.depth};
+      const std::int64_t row = rows.begin + i;
+      Span some = meet(sc_->band().keys_of_some({row, row + height}), keys);
+      if (!some.empty()) some = whole_steps(some, keys);
+      return Span{some.begin - keys.begin, some.end - keys.begin};
+    };
+    add_down(product, narrow, [&] { prefetch.step(); });
   }
 
   /// The keys and values of the next tile.
@@ -380,9 +342,10 @@ class ForwardTask {
 
   // Divide by the sums of weights, store out and lse.
   void finish() {
+    const RowsOfSums sums(sums_, padded_, staged_);
     for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
       const std::int64_t at = i - rows_.begin;
-      finish_row(args_, units_, rows_place_, i, maxima_[at], weights_[at], sums_ + at * padded_);
+      finish_row(args_, units_, rows_place_, i, maxima_[at], weights_[at], sums.at(at));
     }
   }
 
@@ -412,6 +375,7 @@ class ForwardTask {
 void FOVEA_ISA_NAME(flash_forward)(void* opaque, int worker) {
   auto& args = *static_cast<ForwardArgs*>(opaque);
   const FlushSubnormals flush;
+  [[maybe_unused]] const MatrixUnit unit;
   ForwardTask task(args, args.scratch + worker * args.layout.floats);
   for (;;) {
     const std::int64_t n = __atomic_fetch_add(&args.next_task, 1, __ATOMIC_RELAXED);

@@ -15,6 +15,9 @@ namespace {
 /// What the packed queries and sums of a task may take of the L2 cache.
 constexpr std::int64_t kTaskBytes = std::int64_t{512} << 10;
 
+/// Floats of a packed or staged row of `dim` elements, or of as many words, whole tile registers.
+std::int64_t row_floats(std::int64_t dim) { return round_up_to(dim, 16); }
+
 // Forward.
 
 /// Rows of a task: as many as share the packing of keys and values well, yet leave enough tasks to
@@ -33,13 +36,13 @@ ForwardScratch forward_layout(const Problem& p, std::int64_t rows) {
   const std::int64_t v_width = round_up_to(p.v_head_dim, kPadding);
   Layout layout;
   ForwardScratch s{};
-  s.queries = layout.take(rows * p.head_dim);
+  s.queries = layout.take(rows * row_floats(p.head_dim));
   s.sums = layout.take(rows * v_width);
   s.scores = layout.take(kForwardKeys * kScoresRow);
   s.bias = layout.take(p.features.has(Feature::additive_mask) ? kForwardKeys * kScoresRow : 0);
   s.values = layout.take(kForwardKeys * v_width);
-  s.keys = layout.take(kForwardKeys * p.head_dim);
-  s.staged = layout.take(kForwardKeys * std::max(p.head_dim, p.v_head_dim));
+  s.keys = layout.take(kForwardKeys * row_floats(p.head_dim));
+  s.staged = layout.take(kForwardKeys * row_floats(std::max(p.head_dim, p.v_head_dim)));
   s.maxima = layout.take(rows);
   s.weights = layout.take(rows);
   s.rescale = layout.take(rows);
@@ -82,14 +85,14 @@ BackwardScratch backward_layout(const Problem& p, std::int64_t keys) {
   const std::int64_t v_width = round_up_to(p.v_head_dim, kPadding);
   Layout layout;
   BackwardScratch s{};
-  s.keys_across = layout.take(keys * p.head_dim);
-  s.values_across = layout.take(keys * p.v_head_dim);
+  s.keys_across = layout.take(keys * row_floats(p.head_dim));
+  s.values_across = layout.take(keys * row_floats(p.v_head_dim));
   s.keys = layout.take(keys * width);
   s.queries = layout.take(kBackwardRows * width);
   s.douts = layout.take(kBackwardRows * v_width);
-  s.queries_rows = layout.take(kBackwardRows * p.head_dim);
-  s.douts_rows = layout.take(kBackwardRows * p.v_head_dim);
-  s.staged = layout.take(keys * std::max(p.head_dim, p.v_head_dim));
+  s.queries_rows = layout.take(kBackwardRows * row_floats(p.head_dim));
+  s.douts_rows = layout.take(kBackwardRows * row_floats(p.v_head_dim));
+  s.staged = layout.take(keys * row_floats(std::max(p.head_dim, p.v_head_dim)));
   s.bias = layout.take(p.features.has(Feature::additive_mask) ? kBackwardRows * kPanel : 0);
   s.dmask = layout.take(p.dmask.present() ? 2 * kBackwardRows * keys : 0);
   s.dk = layout.take(keys * width);
@@ -239,17 +242,30 @@ constexpr FlashWorkers kAvx2 = {flash_forward_avx2, flash_backward_prepare_avx2,
 constexpr FlashWorkers kAvx512 = {flash_forward_avx512, flash_backward_prepare_avx512,
                                   flash_backward_avx512, flash_backward_store_dq_avx512,
                                   flash_backward_dmask_avx512};
+constexpr FlashWorkers kAmxBf16 = {flash_forward_amxbf16, flash_backward_prepare_amxbf16,
+                                   flash_backward_amxbf16, flash_backward_store_dq_amxbf16,
+                                   flash_backward_dmask_amxbf16};
 constexpr FlashWorkers kAvx512Bf16 = {flash_forward_avx512bf16, flash_backward_prepare_avx512bf16,
                                       flash_backward_avx512bf16, flash_backward_store_dq_avx512bf16,
                                       flash_backward_dmask_avx512bf16};
 #endif
 
+/// Whether products are of bf16 pairs.
+constexpr bool pairs(Isa isa) { return isa == Isa::avx512bf16 || isa == Isa::amxbf16; }
+
 template <Isa kIsa>
 Refusal supports(const Problem& problem) {
-  if (kIsa == Isa::avx512bf16 && problem.compute != DType::bf16)
+  if (pairs(kIsa) && problem.compute != DType::bf16)
     return Refusal::because(RefusalCode::compute_dtype, static_cast<std::int64_t>(problem.compute),
                             0, "bf16");
   return supports_flash(problem);
+}
+
+template <Isa kIsa>
+Refusal steps_back(const Device&) {
+  if (kIsa != Isa::avx512bf16 || !pairs_are_slow()) return Refusal::accept();
+  return Refusal::because(RefusalCode::other,
+                          "this CPU multiplies pairs of bf16 at half the speed of f32");
 }
 
 template <const FlashWorkers& kWorkers>
@@ -263,31 +279,15 @@ Status backward(const Problem& problem, const Launch& launch) {
 
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel forward_kernel(const char* id) {
-  return {id,
-          "cpu",
-          "flash",
-          Direction::forward,
-          DeviceType::cpu,
-          false,
-          available<kIsa>,
-          supports<kIsa>,
-          forward_workspace,
-          forward<kWorkers>,
-          kIsa == Isa::avx512bf16};
+  return {id,          "cpu",           "flash",        Direction::forward, DeviceType::cpu,
+          false,       available<kIsa>, supports<kIsa>, forward_workspace,  forward<kWorkers>,
+          pairs(kIsa), nullptr,         nullptr,        steps_back<kIsa>};
 }
 template <Isa kIsa, const FlashWorkers& kWorkers>
 constexpr Kernel backward_kernel(const char* id) {
-  return {id,
-          "cpu",
-          "flash",
-          Direction::backward,
-          DeviceType::cpu,
-          false,
-          available<kIsa>,
-          supports<kIsa>,
-          backward_workspace,
-          backward<kWorkers>,
-          kIsa == Isa::avx512bf16};
+  return {id,          "cpu",           "flash",        Direction::backward, DeviceType::cpu,
+          false,       available<kIsa>, supports<kIsa>, backward_workspace,  backward<kWorkers>,
+          pairs(kIsa), nullptr,         nullptr,        steps_back<kIsa>};
 }
 
 }  // namespace
@@ -303,7 +303,7 @@ const Kernel cpu_portable_backward =
 
 #if defined(__x86_64__)
 extern const Kernel cpu_avx2_forward, cpu_avx2_backward, cpu_avx512_forward, cpu_avx512_backward,
-    cpu_avx512bf16_forward, cpu_avx512bf16_backward;
+    cpu_avx512bf16_forward, cpu_avx512bf16_backward, cpu_amxbf16_forward, cpu_amxbf16_backward;
 const Kernel cpu_avx2_forward = cpu::forward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.forward");
 const Kernel cpu_avx2_backward =
     cpu::backward_kernel<cpu::Isa::avx2, cpu::kAvx2>("cpu.avx2.backward");
@@ -315,6 +315,10 @@ const Kernel cpu_avx512bf16_forward =
     cpu::forward_kernel<cpu::Isa::avx512bf16, cpu::kAvx512Bf16>("cpu.avx512bf16.forward");
 const Kernel cpu_avx512bf16_backward =
     cpu::backward_kernel<cpu::Isa::avx512bf16, cpu::kAvx512Bf16>("cpu.avx512bf16.backward");
+const Kernel cpu_amxbf16_forward =
+    cpu::forward_kernel<cpu::Isa::amxbf16, cpu::kAmxBf16>("cpu.amxbf16.forward");
+const Kernel cpu_amxbf16_backward =
+    cpu::backward_kernel<cpu::Isa::amxbf16, cpu::kAmxBf16>("cpu.amxbf16.backward");
 #endif
 
 }  // namespace fovea

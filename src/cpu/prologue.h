@@ -130,27 +130,36 @@ inline Rows stage(const Source& x, const Place& place, Span rows, float* to) {
   return {to, x.width, 1};
 }
 
-/// The same as words, for the products: [rows, words(width)].
+/// The same as words, for the products: [rows, words(width)]. `to` has room for whole tile
+/// registers of rows, and they are in place in whole ones only.
 #if defined(__AVX512BF16__)
 inline Rows stage_words(const Source& x, const Place& place, Span rows, float* to) {
   const bool changed = x.prologue.norm || x.prologue.rotate;
+  constexpr std::int64_t kRowsAtOnce = kDepth > kPack ? 16 : 1;
+  const std::int64_t row_words = words(x.width);
   float* at = to;
   for (std::int64_t row = rows.begin; row < rows.end;) {
     const Run<const char*> run = source_run(x, place, row, rows.end - row);
-    if (!changed && run.element == Element::bf16 && run.column == 1 && x.width % 2 == 0 &&
-        run.row % 2 == 0 && reinterpret_cast<std::uintptr_t>(run.data) % sizeof(float) == 0 &&
-        run.count == rows.end - rows.begin)
-      return {reinterpret_cast<const float*>(run.data), run.row / 2, 1};
-    for (std::int64_t n = 0; n < run.count; ++n, ++row, at += words(x.width)) {
-      alignas(64) float values[kMaxWidth + 1];
-      widen_row(run.element, run.data + n * run.row * size_of(run.element), run.column, x.width,
-                values);
+    const bool as_it_is = !changed && run.element == Element::bf16 && run.column == 1;
+    if (as_it_is && x.width % kDepth == 0 && run.row % kPack == 0 &&
+        reinterpret_cast<std::uintptr_t>(run.data) % sizeof(float) == 0 &&
+        run.count == rows.end - rows.begin && run.count % kRowsAtOnce == 0)
+      return {reinterpret_cast<const float*>(run.data), run.row / kPack, 1};
+    for (std::int64_t n = 0; n < run.count; ++n, ++row, at += row_words) {
+      const char* source = run.data + n * run.row * size_of(run.element);
+      if (as_it_is) {
+        for (std::int64_t w = x.width / kDepth * (kDepth / kPack); w < row_words; ++w) at[w] = 0;
+        __builtin_memcpy(at, source, static_cast<std::size_t>(2 * x.width));
+        continue;
+      }
+      alignas(64) float values[kMaxWidth + kDepth];
+      widen_row(run.element, source, run.column, x.width, values);
       if (changed) apply_prologue(x.prologue, run.segment, place.batch, row, x.width, values);
-      values[x.width] = 0;
-      narrow_row(values, 2 * words(x.width), Element::bf16, at, 1);
+      for (std::int64_t d = x.width; d < kPack * row_words; ++d) values[d] = 0;
+      narrow_row(values, kPack * row_words, Element::bf16, at, 1);
     }
   }
-  return {to, words(x.width), 1};
+  return {to, row_words, 1};
 }
 #else
 inline Rows stage_words(const Source& x, const Place& place, Span rows, float* to) {

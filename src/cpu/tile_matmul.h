@@ -18,13 +18,22 @@ constexpr int kTileRows = 6;
 constexpr int kTileCols = kTileVecs * kLanes;
 
 // A and B consist of words: a float each, or, with AVX512-BF16, two neighbours in bf16 along the
-// depth of the sum. Depths and steps count words; a depth of odd length ends in a 0.
+// depth of the sum. Depths and steps count words; what is missing in the last step is 0.
 #if defined(__AVX512BF16__)
 constexpr int kPack = 2;
 #else
 constexpr int kPack = 1;
 #endif
-FOVEA_INLINE std::int64_t words(std::int64_t elements) { return (elements + kPack - 1) / kPack; }
+/// Elements that sums take at a time: a word, or, with AMX, a row of a tile register.
+#if defined(__AMX_BF16__)
+constexpr int kDepth = 32;
+#else
+constexpr int kDepth = kPack;
+#endif
+/// Words of so many elements, whole steps of a sum.
+FOVEA_INLINE std::int64_t words(std::int64_t elements) {
+  return (elements + kDepth - 1) / kDepth * (kDepth / kPack);
+}
 
 /// sums + the product, or the two products, of words.
 FOVEA_INLINE Vec multiply_add(Vec a, Vec b, Vec sums) {

@@ -30,23 +30,33 @@ FOVEA_INLINE Rows rows_of(const Input& x, std::int64_t b, std::int64_t h) {
 
 #if defined(__AVX512BF16__)
 
-/// Rows of words to columns of pairs of rows; `width` counts elements, `capacity` words.
-inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float* to,
-                         std::int64_t capacity) {
+/// Elements c to c + 31 of rows r and r + 1, paired; 0 beyond the last row or column.
+FOVEA_INLINE void pair_of_rows(Rows from, std::int64_t rows, std::int64_t width, std::int64_t r,
+                               std::int64_t c, Vec& low, Vec& high) {
   const __m512i low_half =
       _mm512_set_epi16(47, 15, 46, 14, 45, 13, 44, 12, 43, 11, 42, 10, 41, 9, 40, 8, 39, 7, 38, 6,
                        37, 5, 36, 4, 35, 3, 34, 2, 33, 1, 32, 0);
   const __m512i high_half = _mm512_add_epi16(low_half, _mm512_set1_epi16(16));
+  const std::int64_t here = lesser(32, width - c);
+  const auto some = static_cast<__mmask32>(here == 32 ? ~0u : (1u << here) - 1u);
+  const auto row = [&](std::int64_t n) {
+    return _mm512_maskz_loadu_epi16(n < rows ? some : 0, from.at(lesser(n, rows - 1)) + c / 2);
+  };
+  const __m512i even = row(r), odd = row(r + 1);
+  low = _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, low_half, odd));
+  high = _mm512_castsi512_ps(_mm512_permutex2var_epi16(even, high_half, odd));
+}
+
+/// Rows of words to columns of pairs of rows; `width` counts elements, `capacity` words.
+inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float* to,
+                         std::int64_t capacity) {
   for (std::int64_t c = 0; c < width; c += 32)
-    for (std::int64_t r = 0; r < rows; r += 2) {
-      const std::int64_t here = lesser(32, width - c);
-      const auto some = static_cast<__mmask32>(here == 32 ? ~0u : (1u << here) - 1u);
-      const __m512i even = _mm512_maskz_loadu_epi16(some, from.at(r) + c / 2);
-      const __m512i odd = _mm512_maskz_loadu_epi16(r + 1 < rows ? some : 0,
-                                                   from.at(lesser(r + 1, rows - 1)) + c / 2);
-      float* panel = to + c / kTileCols * kTileCols * capacity + r / 2 * kTileCols + c % kTileCols;
-      _mm512_storeu_si512(panel, _mm512_permutex2var_epi16(even, low_half, odd));
-      _mm512_storeu_si512(panel + 16, _mm512_permutex2var_epi16(even, high_half, odd));
+    for (std::int64_t r = 0; r < words(rows); ++r) {
+      float* panel = to + c / kTileCols * kTileCols * capacity + r * kTileCols + c % kTileCols;
+      Vec low, high;
+      pair_of_rows(from, rows, width, 2 * r, c, low, high);
+      store(panel, low);
+      store(panel + kLanes, high);
     }
   // The rest of the last panel.
   for (std::int64_t c = round_up(width, 32); c < round_up(width, kTileCols); c += kLanes)
@@ -66,6 +76,8 @@ inline void pair_rows(float* x, std::int64_t rows, std::int64_t row, float* to) 
       const auto both_rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
       _mm512_storeu_si512(to + r / 2 * row + c, _mm512_permutexvar_epi16(in_turn, both_rows));
     }
+  for (std::int64_t r = (rows + 1) / 2; r < words(rows); ++r)
+    for (std::int64_t c = 0; c < 64; c += kLanes) store(to + r * row + c, zero());
 }
 
 /// f32 [rows, kPanel] to pairs along the row [rows, kPanel / 2].
@@ -126,32 +138,35 @@ inline void pack_across(Rows from, std::int64_t rows, std::int64_t width, float*
 /// What is found out when it is first asked for.
 enum class Answer { unknown, yes, no };
 
-/// Whether the first rows of columns packed with `capacity` words are free of NaN and infinity.
+/// Whether words are free of NaN and infinity.
+FOVEA_INLINE bool words_are_finite(Vec x) {
+  bool finite = true;
+  for (int half = 0; half < kPack; ++half)
+    finite = finite && bits_of(equal(half_of(x, half) * zero(), zero())) == (1u << kLanes) - 1u;
+  return finite;
+}
+
+/// Whether the first rows of columns packed with `capacity` words are.
 inline bool columns_are_finite(const float* packed, std::int64_t width, std::int64_t capacity,
                                std::int64_t rows) {
   bool finite = true;
   for (std::int64_t c = 0; c < width; c += kTileCols)
     for (std::int64_t r = 0; r < words(rows); ++r)
-      for (std::int64_t x = 0; x < kTileCols; x += kLanes) {
-        const Vec at = load(packed + c * capacity + r * kTileCols + x);
-        for (int half = 0; half < kPack; ++half)
-          finite =
-              finite && bits_of(equal(half_of(at, half) * zero(), zero())) == (1u << kLanes) - 1u;
-      }
+      for (std::int64_t x = 0; x < kTileCols; x += kLanes)
+        finite = finite && words_are_finite(load(packed + c * capacity + r * kTileCols + x));
   return finite;
 }
 
-/// The same, found out once.
-FOVEA_INLINE bool finite(Answer& answer, const float* packed, std::int64_t width,
-                         std::int64_t capacity, std::int64_t rows) {
-  if (answer == Answer::unknown)
-    answer = columns_are_finite(packed, width, capacity, rows) ? Answer::yes : Answer::no;
+/// What look() finds, found out once.
+template <class Look>
+FOVEA_INLINE bool known(Answer& answer, Look look) {
+  if (answer == Answer::unknown) answer = look() ? Answer::yes : Answer::no;
   return answer == Answer::yes;
 }
 
-/// `some` of `all`, widened to begin with a whole word.
-FOVEA_INLINE Span whole_words(Span some, Span all) {
-  return {all.begin + (some.begin - all.begin) / kPack * kPack, some.end};
+/// `some` of `all`, widened to begin with a whole step of a sum.
+FOVEA_INLINE Span whole_steps(Span some, Span all) {
+  return {all.begin + (some.begin - all.begin) / kDepth * kDepth, some.end};
 }
 
 /// Asks for rows that are needed later, line by line, spread over the work that comes before.

@@ -87,6 +87,17 @@ TEST_F(Dispatch, RefusalFallsBackWithItsReason) {
   EXPECT_EQ(completed("fake.best.forward"), 0u);
 }
 
+TEST_F(Dispatch, AKernelThatIsSlowHereServesByItsNameOnly) {
+  behaviour().best_steps_back = true;
+  Report report;
+  ASSERT_TRUE(run({}, &report).ok());
+  EXPECT_EQ(report.kernel, "fake.plain.forward");
+  ASSERT_EQ(report.passed_over.size(), 2u);
+  EXPECT_EQ(report.passed_over[0].reason, "slow on this machine");
+  ASSERT_TRUE(run(choose("fake.best.forward"), &report).ok());
+  EXPECT_EQ(report.kernel, "fake.best.forward");
+}
+
 TEST_F(Dispatch, AFallbackThatFailsHasServedNobody) {
   behaviour().best_refuses = Refusal::because(RefusalCode::head_dim, 8, 4);
   ASSERT_TRUE(run({}).ok());  // passes the self-check first

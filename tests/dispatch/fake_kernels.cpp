@@ -36,6 +36,10 @@ Refusal best_supports(const Problem&) {
   if (behaviour().best_throws) throw 7;
   return behaviour().best_refuses;
 }
+Refusal best_steps_back(const Device&) {
+  return behaviour().best_steps_back ? Refusal::because(RefusalCode::other, "slow on this machine")
+                                     : Refusal::accept();
+}
 std::size_t best_workspace(const Problem&, int) { return behaviour().workspace_bytes; }
 
 // The honest kernels borrow the oracle's arithmetic.
@@ -73,9 +77,20 @@ Status wrong_run(const Problem& problem, const Launch&) {
   return {};
 }
 
-const Kernel fake_best = {"fake.best.forward", "fake",        "flash",        Direction::forward,
-                          DeviceType::cpu,     false,         best_available, best_supports,
-                          best_workspace,      timed_best_run};
+const Kernel fake_best = {"fake.best.forward",
+                          "fake",
+                          "flash",
+                          Direction::forward,
+                          DeviceType::cpu,
+                          false,
+                          best_available,
+                          best_supports,
+                          best_workspace,
+                          timed_best_run,
+                          false,
+                          nullptr,
+                          nullptr,
+                          best_steps_back};
 const Kernel fake_wrong = {"fake.wrong.forward", "fake",   "wrong", Direction::forward,
                            DeviceType::cpu,      false,    always,  serves,
                            no_workspace,         wrong_run};

@@ -12,6 +12,7 @@ struct Behaviour {
   Refusal best_refuses;     ///< supports() of the best kernel
   bool best_fails = false;  ///< its run() reports a device error
   bool best_is_unavailable = false;
+  bool best_steps_back = false;
   bool best_throws = false;  ///< supports() throws what is no std::exception
   std::size_t workspace_bytes = 0;
   bool queued_fails = false;       ///< run() of the device's kernel
