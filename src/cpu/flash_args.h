@@ -19,6 +19,8 @@ inline constexpr std::int64_t kScoresRow = 80;
 /// Keys of a tile in forward: 16 register tiles high; K^, V and scores of a tile fit the L1 cache
 /// two at a time.
 inline constexpr std::int64_t kForwardKeys = 96;
+/// Keys that share a product P V with AMX.
+inline constexpr std::int64_t kForwardSpan = 192;
 /// Most queries of a task in forward.
 inline constexpr std::int64_t kForwardMaxRows = 512;
 /// Queries of a tile in backward, and the most keys of one.
@@ -50,13 +52,14 @@ struct FlashArgs : Call {
 
 /// Each worker's scratch: where its arrays begin, in floats.
 struct ForwardScratch {
-  std::int64_t queries;  ///< [panels, tile columns, head_dim, within], see tile_pack.h
-  std::int64_t sums;     ///< O [rows, v_head_dim padded]
-  std::int64_t scores;   ///< S, then P [kForwardKeys, kScoresRow]
-  std::int64_t bias;     ///< additive mask [kForwardKeys, kScoresRow], if there is one
-  std::int64_t values;   ///< V [v_head_dim padded / tile columns, kForwardKeys, tile columns]
-  std::int64_t keys;     ///< K [kForwardKeys, head_dim], where it cannot be read in place
-  std::int64_t staged;   ///< rows of Q or V on their way [kForwardKeys, dim]
+  std::int64_t queries;        ///< [panels, tile columns, head_dim, within], see tile_pack.h
+  std::int64_t sums;           ///< O [rows, v_head_dim padded]
+  std::int64_t scores;         ///< S, then P [kForwardKeys, kScoresRow]
+  std::int64_t probabilities;  ///< P as pairs of bf16 [kForwardSpan / 2, kScoresRow]
+  std::int64_t bias;           ///< additive mask [kForwardKeys, kScoresRow], if there is one
+  std::int64_t values;         ///< V [v_head_dim padded / tile columns, kForwardKeys, tile columns]
+  std::int64_t keys;           ///< K [kForwardKeys, head_dim], where it cannot be read in place
+  std::int64_t staged;         ///< rows of Q or V on their way [kForwardKeys, dim]
   std::int64_t maxima, weights, rescale;  ///< [rows]
   std::int64_t floats;                    ///< all of it
 };

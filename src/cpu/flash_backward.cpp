@@ -1,5 +1,5 @@
-// cpu.{avx512bf16,avx512,avx2,portable}.backward: gradients of attention without a matrix of
-// scores.
+// cpu.{amxbf16,avx512bf16,avx512,avx2,portable}.backward: gradients of attention without a matrix
+// of scores.
 //
 //   P = exp(S - lse) where visible, else 0 (scores.h)      delta = rowsum(dO o O) - dlse
 //   dS = P o (drop o dO V^T - delta)
@@ -31,8 +31,8 @@
 //
 // Scratch a worker: below 2 MB (flash_kernels.cpp).
 //
-// Serves: f32, f16 and bf16 (products in f32, or, avx512bf16, of bf16 pairs), head_dim and
-// v_head_dim 1 to 512, all of the contract but paged caches and quantised evaluation.
+// Serves: f32, f16 and bf16 (products in f32, or, amxbf16 and avx512bf16, of bf16 pairs), head_dim
+// and v_head_dim 1 to 512, all of the contract but paged caches and quantised evaluation.
 #include <sched.h>
 
 #include "cpu/panel_products.h"

@@ -1,4 +1,4 @@
-// cpu.{avx512bf16,avx512,avx2,portable}.forward: attention without a matrix of scores.
+// cpu.{amxbf16,avx512bf16,avx512,avx2,portable}.forward: attention without a matrix of scores.
 //
 //   S = scores where visible, -inf elsewhere (scores.h);  P = exp(S - m);  l = rowsum P [+ sink]
 //   O = (P o drop) V,  out = O / l,  lse = m + log l      m: a reference close to the row's maximum
@@ -11,8 +11,9 @@
 // and walks the keys in tiles of 96. For each tile and panel it computes S^T [96 keys, 64 queries]:
 // the keys' elements are broadcast from where they lie, so K is not packed, and the softmax runs
 // down the columns, without sums across a vector. P^T then serves as the left operand of P V as it
-// is. Register tiles are 6 x 64 (AVX-512), 6 x 16 (AVX2), 6 x 8 (portable). Rows in f16 or bf16,
-// and rows that QK-norm or RoPE change, become f32 on the way to their packed form (prologue.h).
+// is. Register tiles are 6 x 64 (AVX-512), 6 x 16 (AVX2), 6 x 8 (portable); with AMX tiles have 32
+// keys and O is computed transposed (panel_products.h). Rows in f16 or bf16, and rows that QK-norm
+// or RoPE change, become f32 on the way to their packed form (prologue.h).
 //
 // A panel meets a tile of keys in one of three ways: nothing is visible (skipped), all is (no
 // mask), or some is (the rest is set to -inf; a band's visible parts alone are multiplied).
@@ -23,8 +24,8 @@
 // Scratch a worker: 2 x 512 rows x 64 columns and a few tiles, at most 2 MB (flash_kernels.cpp). A
 // row's result depends neither on the task that it is part of nor on the number of threads.
 //
-// Serves: f32, f16 and bf16 (products in f32, or, avx512bf16, of bf16 pairs), head_dim and
-// v_head_dim 1 to 512, all of the contract but quantised evaluation.
+// Serves: f32, f16 and bf16 (products in f32, or, amxbf16 and avx512bf16, of bf16 pairs), head_dim
+// and v_head_dim 1 to 512, all of the contract but quantised evaluation.
 #include "cpu/panel_products.h"
 #include "cpu/scores.h"
 #include "cpu/softmax.h"
@@ -38,8 +39,15 @@ constexpr float kSlack = 8;
 constexpr float kTooHeavy = 65536;
 /// References below this have not been set.
 constexpr float kUnset = -1e38f;
-/// Words that the keys of a tile make in a column of V.
-constexpr std::int64_t kValueRows = kForwardKeys / kPack;
+/// Keys of a tile, and of a span: tiles that share the packing of V and, while references stay, one
+/// product P V. With AMX all that a tile needs stays in the L1 cache, and O is read and written
+/// once a span; vectors and tile registers do not work side by side, as the latter halve the speed
+/// of the former.
+constexpr bool kHasMatrixUnit = kDepth > kPack;
+constexpr std::int64_t kTileKeys = kHasMatrixUnit ? 32 : kForwardKeys;
+constexpr std::int64_t kSpan = kHasMatrixUnit ? kForwardSpan : kForwardKeys;
+/// Words that they make in a column of V.
+constexpr std::int64_t kValueRows = kSpan / kPack;
 /// Vectors handled side by side in the softmax.
 constexpr int kAbreast = 4;
 
@@ -53,6 +61,7 @@ class ForwardTask {
         queries_(scratch + args.layout.queries),
         sums_(scratch + args.layout.sums),
         scores_(scratch + args.layout.scores),
+        probabilities_(kPack > 1 ? scratch + args.layout.probabilities : scores_),
         bias_(scratch + args.layout.bias),
         values_(scratch + args.layout.values),
         key_rows_(scratch + args.layout.keys),
@@ -76,11 +85,10 @@ class ForwardTask {
 
     begin();
     const Span keys = meet(scores.band().keys_of_some(rows_), {0, s.kv_len});
-    // Tiles begin at multiples of their size whatever the rows, so that rows do not depend on
+    // Spans begin at multiples of their size whatever the rows, so that rows do not depend on
     // tasks.
-    for (std::int64_t j = greater(keys.begin, 0) / kForwardKeys * kForwardKeys; j < keys.end;
-         j += kForwardKeys)
-      key_tile({j, lesser(j + kForwardKeys, s.kv_len)}, j + kForwardKeys >= keys.end);
+    for (std::int64_t j = greater(keys.begin, 0) / kSpan * kSpan; j < keys.end; j += kSpan)
+      key_span({j, lesser(j + kSpan, s.kv_len)}, j + kSpan >= keys.end);
     finish();
   }
 
@@ -123,44 +131,63 @@ class ForwardTask {
     for (std::int64_t p = 0; p < panels_; ++p) cautious_[p] = true;
   }
 
-  void key_tile(Span tile, bool last) {
-    const std::int64_t n = tile.end - tile.begin;
-    pack_right(stage_words(args_.v, keys_place_, tile, staged_), n, shape_.v_head_dim, values_,
-               kValueRows);
+  void key_span(Span span, bool last) {
+    pack_right(stage_words(args_.v, keys_place_, span, staged_), span.end - span.begin,
+               shape_.v_head_dim, values_, kValueRows);
     values_are_finite_ = Answer::unknown;
-    tile_keys_ = stage_words(args_.k, keys_place_, tile, key_rows_);
+    span_ = span;
+    span_keys_ = stage_words(args_.k, keys_place_, span, key_rows_);
 
     std::int64_t panels = 0;
     for (std::int64_t p = 0; p < panels_; ++p)
-      panels += meet(sc_->band().keys_of_some(panel_rows(p)), tile).empty() ? 0 : 1;
+      panels += meet(sc_->band().keys_of_some(panel_rows(p)), span).empty() ? 0 : 1;
     const std::int64_t steps =
-        panels * (kPanel / kTileCols * (kForwardKeys / kTileRows) + kPanel / kTileRows);
-    Prefetch prefetch = last ? fetch_queries(steps) : fetch_keys(tile.end, steps);
-    std::uint64_t seen[kForwardKeys];
+        panels * (kPanel / kTileCols * (kTileKeys / kTileRows) + kPanel / kTileRows);
+    prefetch_ = last ? fetch_queries(steps) : fetch_keys(span.end, steps);
     for (std::int64_t p = 0; p < panels_; ++p) {
       const Span rows = panel_rows(p);
-      Span keys = meet(sc_->band().keys_of_some(rows), tile);
-      if (keys.empty()) continue;
-      keys = whole_steps(keys, tile);
-      const Cover cover = sc_->see_across(rows, keys, bias_, seen);
-      if (cover == Cover::none) continue;
-      const std::uint64_t* hidden = cover == Cover::all ? nullptr : seen;
-      compute_scores(p, rows, keys, tile, hidden, prefetch);
-      if (!weigh(p, keys.end - keys.begin, cautious_[p])) {
-        compute_scores(p, rows, keys, tile, hidden, prefetch);
-        weigh(p, keys.end - keys.begin, true);
+      for (std::int64_t j = span.begin; j < span.end; j += kTileKeys) {
+        const Span tile{j, lesser(j + kTileKeys, span.end)};
+        const Span keys = meet(sc_->band().keys_of_some(rows), tile);
+        if (!keys.empty()) key_tile(p, rows, whole_steps(keys, tile));
       }
-      if (args_.scores.dropout.threshold > 0) drop(rows, keys);
-#if defined(__AVX512BF16__)
-      pair_rows(scores_, keys.end - keys.begin, kScoresRow, scores_);
-#endif
-      accumulate(p, rows, keys, tile, hidden, prefetch);
+      accumulate(p, rows);
     }
   }
 
+  /// Keys whose P waits to be multiplied by V.
+  struct Pending {
+    Span keys{0, 0};
+    bool rescales = false;  ///< O is older than their references
+    bool hides = false;     ///< not all is visible: seen_ says what is
+  };
+  std::uint64_t* seen_from(std::int64_t key) { return seen_ + (key - span_.begin); }
+  void see_all(Span keys) {
+    for (std::int64_t j = keys.begin; j < keys.end; ++j) *seen_from(j) = ~std::uint64_t{0};
+  }
+
+  // P of one tile, behind what is pending.
+  void key_tile(std::int64_t p, Span rows, Span keys) {
+    std::uint64_t* seen = seen_from(keys.begin);
+    const Cover cover = sc_->see_across(rows, keys, bias_, seen);
+    if (cover == Cover::none) return accumulate(p, rows);
+    const bool hides = cover == Cover::some;
+    if (args_.scores.dropout.threshold > 0) keep(rows, keys);
+    for (bool cautious = cautious_[p] || !kExp2TakesAll;; cautious = true) {
+      if (cautious) accumulate(p, rows);  // with the references that it has
+      compute_scores(p, rows, keys, hides ? seen : nullptr);
+      if (!weigh(p, keys, cautious)) continue;
+      if (pending_.keys.empty()) pending_ = {keys, cautious, hides};
+      break;
+    }
+    if (hides && !pending_.hides) see_all(pending_.keys);
+    if (!hides && pending_.hides) see_all(keys);
+    pending_.hides = pending_.hides || hides;
+    pending_.keys.end = keys.end;
+  }
+
   // S^T for the panel's queries; -inf where not visible.
-  void compute_scores(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
-                      Prefetch& prefetch) {
+  void compute_scores(std::int64_t p, Span rows, Span keys, const std::uint64_t* seen) {
     // Multiply only those queries that the band lets see one of these keys.
     const auto narrow = [&](std::int64_t j, std::int64_t height) {
       if (seen == nullptr) return Span{0, kPanel};
@@ -168,63 +195,51 @@ class ForwardTask {
       const Span some = meet(sc_->band().rows_of_some({key, key + height}), rows);
       return Span{some.begin - rows.begin, some.end - rows.begin};
     };
-    dot_panel(tile_keys_.from(keys.begin - tile.begin), keys.end - keys.begin,
+    dot_panel(span_keys_.from(keys.begin - span_.begin), keys.end - keys.begin,
               queries_ + p * kPanel * depth_, depth_, scores_, kScoresRow, kPanel, narrow,
-              [&] { prefetch.step(); });
+              [&] { prefetch_.step(); });
     if (units_.bent) sc_->bend_across(rows, keys, bias_, scores_);
-    if (seen != nullptr) keep_lanes(keys.end - keys.begin, seen, -kInfinity);
-  }
-
-  /// Sets the elements of the tile whose bits are 0 to `other`.
-  void keep_lanes(std::int64_t keys, const std::uint64_t* bits, float other) {
+    if (seen == nullptr) return;
     float* s = scores_;
-    for (std::int64_t j = 0; j < keys; ++j, s += kScoresRow)
+    for (const std::uint64_t* end = seen + (keys.end - keys.begin); seen < end;
+         ++seen, s += kScoresRow)
       for (int x = 0; x < kPanel; x += kLanes)
-        store(s + x, select(lanes_of(bits[j] >> x), load(s + x), splat(other)));
+        store(s + x, select(lanes_of(*seen >> x), load(s + x), splat(-kInfinity)));
   }
 
-  // P o drop, but for the factor of those that stay.
-  void drop(Span rows, Span keys) {
-    std::uint64_t kept[2 * 64];
+  // What dropout keeps of a tile: which rows, for each key.
+  void keep(Span rows, Span keys) {
     for (std::int64_t j = 0; j < keys.end - keys.begin; j += 64) {
-      keep_.along(rows.begin, kPanel, keys.begin + j, kept + j);
-      transpose_bits(kept + j);
+      keep_.along(rows.begin, kPanel, keys.begin + j, kept_ + j);
+      transpose_bits(kept_ + j);
     }
-    keep_lanes(keys.end - keys.begin, kept, 0);
   }
 
-  // P = exp2((S - m) log2(e)), exactly 1 where S = m, and the sums of P. Overwrites S. False: the
-  // weights have grown too heavy against the old references; nothing but S is lost.
-  bool weigh(std::int64_t p, std::int64_t keys, bool cautious) {
-    constexpr int kWidth = kAbreast * kLanes;
+  // P of a tile and its sums. False: the weights have grown too heavy against the old references;
+  // nothing but S is lost.
+  bool weigh(std::int64_t p, Span keys, bool cautious) {
+    const std::int64_t n = keys.end - keys.begin;
+    const std::int64_t behind =
+        pending_.keys.empty() ? 0 : (keys.begin - pending_.keys.begin) / kPack;
+    float* to = probabilities_ + behind * kScoresRow;
+    const bool drops = args_.scores.dropout.threshold > 0;
     bool moved = false;
-    for (int x = 0; x < kPanel; x += kWidth) {
+    for (int x = 0; x < kPanel; x += kAbreast * kLanes) {
       float* maxima = maxima_ + p * kPanel + x;
       float* weights = weights_ + p * kPanel + x;
       float* rescale = rescale_ + p * kPanel + x;
-      const Vec factor = splat(units_.to_base2);
       Vec base[kAbreast], weight[kAbreast];
-      if (cautious || !kExp2TakesAll) {
-        moved |= move_references(scores_ + x, keys, maxima, rescale, base);
+      if (cautious) {
+        moved |= move_references(scores_ + x, n, maxima, rescale, base);
       } else {
 #pragma GCC unroll 4
-        for (int u = 0; u < kAbreast; ++u) {
-          base[u] = load(maxima + u * kLanes);
-          store(rescale + u * kLanes, splat(1));
-        }
+        for (int u = 0; u < kAbreast; ++u) base[u] = load(maxima + u * kLanes);
       }
-#pragma GCC unroll 4
-      for (int u = 0; u < kAbreast; ++u) weight[u] = zero();
-      float* s = scores_ + x;
-      for (std::int64_t j = 0; j < keys; ++j, s += kScoresRow) {
-#pragma GCC unroll 4
-        for (int u = 0; u < kAbreast; ++u) {
-          const Vec e = exp2((load(s + u * kLanes) - base[u]) * factor);
-          weight[u] = weight[u] + e;
-          store(s + u * kLanes, e);
-        }
-      }
-      if (!cautious && kExp2TakesAll) {
+      if (drops)
+        weigh_columns<true>(x, n, base, weight, to + x);
+      else
+        weigh_columns<false>(x, n, base, weight, to + x);
+      if (!cautious) {
         bool heavy = false;
 #pragma GCC unroll 4
         for (int u = 0; u < kAbreast; ++u) heavy |= any(less(splat(kTooHeavy), weight[u]));
@@ -233,11 +248,38 @@ class ForwardTask {
 #pragma GCC unroll 4
       for (int u = 0; u < kAbreast; ++u) {
         const Vec old = load(weights + u * kLanes);
-        store(weights + u * kLanes, fma(old, load(rescale + u * kLanes), weight[u]));
+        const Vec factor = cautious ? load(rescale + u * kLanes) : splat(1);
+        store(weights + u * kLanes, fma(old, factor, weight[u]));
       }
     }
+    fill_words(to, kScoresRow, n);
     cautious_[p] = moved;
     return true;
+  }
+
+  // P = exp2((S - m) log2(e)), exactly 1 where S = m, and the sums of P, for some columns. `to`
+  // gets P as words, or P o drop but for the factor of those that stay; it may be S.
+  template <bool kDrops>
+  FOVEA_INLINE void weigh_columns(int x, std::int64_t keys, const Vec* base, Vec* weight,
+                                  float* to) {
+    const Vec to_base2 = splat(units_.to_base2);
+#pragma GCC unroll 4
+    for (int u = 0; u < kAbreast; ++u) weight[u] = zero();
+    const auto weight_of = [&](std::int64_t j, int u) __attribute__((always_inline)) {
+      const Vec s = load(scores_ + j * kScoresRow + x + u * kLanes);
+      const Vec e = exp2((s - base[u]) * to_base2);
+      weight[u] = weight[u] + e;
+      return kDrops ? select(lanes_of(kept_[j] >> (x + u * kLanes)), e, zero()) : e;
+    };
+    for (std::int64_t j = 0; j < keys; j += kPack, to += kScoresRow) {
+#pragma GCC unroll 4
+      for (int u = 0; u < kAbreast; ++u) {
+        const Vec e = weight_of(j, u);
+        Vec next = zero();
+        if (kPack > 1 && j + 1 < keys) next = weight_of(j + 1, u);
+        store(to + u * kLanes, paired(e, next));
+      }
+    }
   }
 
   /// Takes a new reference where a score exceeds the old one by far. True if any did.
@@ -289,27 +331,31 @@ class ForwardTask {
         store(scores + u * kLanes, bounded(load(scores + u * kLanes), units_.largest));
   }
 
-  // O = rescale O + P V.
-  void accumulate(std::int64_t p, Span rows, Span keys, Span tile, const std::uint64_t* seen,
-                  Prefetch& prefetch) {
+  // O = rescale O + P V for what is pending.
+  void accumulate(std::int64_t p, Span rows) {
+    const Span keys = pending_.keys;
+    if (keys.empty()) return;
+    const std::uint64_t* seen = pending_.hides ? seen_from(keys.begin) : nullptr;
+    const bool rescales = pending_.rescales;
+    pending_ = {};
     // The last step may hold a value that nobody sees.
-    const bool shares_step = keys.end < tile.end && (keys.end - tile.begin) % kDepth != 0;
+    const bool shares_step = keys.end < span_.end && (keys.end - span_.begin) % kDepth != 0;
     const bool partial = seen != nullptr || shares_step;
     const bool by_element =
         partial && !known(values_are_finite_, [&] {
-          return right_is_finite(values_, shape_.v_head_dim, kValueRows, tile.end - tile.begin);
+          return right_is_finite(values_, shape_.v_head_dim, kValueRows, span_.end - span_.begin);
         });
     DownProduct product{};
-    product.y = scores_;
+    product.y = probabilities_;
     product.y_row = kScoresRow;
     product.depth = keys.end - keys.begin;
     product.columns = rows.end - rows.begin;
     product.z = values_;
     product.z_capacity = kValueRows;
-    product.z_first = (keys.begin - tile.begin) / kPack;
+    product.z_first = (keys.begin - span_.begin) / kPack;
     product.x = sums_ + p * kPanel * padded_;
     product.padded = padded_;
-    product.rescale = rescale_ + p * kPanel;
+    if (rescales) product.rescale = rescale_ + p * kPanel;
     if (by_element) return add_down_visible(product, seen);
     const auto narrow = [&](std::int64_t i, std::int64_t height) {
       if (seen == nullptr) return Span{0, product.depth};
@@ -318,7 +364,7 @@ class ForwardTask {
       if (!some.empty()) some = whole_steps(some, keys);
       return Span{some.begin - keys.begin, some.end - keys.begin};
     };
-    add_down(product, narrow, [&] { prefetch.step(); });
+    add_down(product, narrow, [&] { prefetch_.step(); });
   }
 
   /// The keys and values of the next tile.
@@ -353,7 +399,8 @@ class ForwardTask {
   const Shape& shape_;
   const std::int64_t depth_;   ///< head_dim in words
   const std::int64_t padded_;  ///< v_head_dim in whole vectors
-  float *const queries_, *const sums_, *const scores_, *const bias_, *const values_;
+  float *const queries_, *const sums_, *const scores_, *const probabilities_, *const bias_;
+  float* const values_;
   float *const key_rows_, *const staged_;
   float *const maxima_, *const weights_, *const rescale_;
   const ScoreUnits units_;
@@ -365,7 +412,12 @@ class ForwardTask {
   Place rows_place_{}, keys_place_{};
   const Scores* sc_ = nullptr;
   Keep keep_;
-  Rows tile_keys_{};
+  Prefetch prefetch_;
+  Span span_{0, 0};
+  Rows span_keys_{};
+  std::uint64_t seen_[kSpan];   ///< what see_across says of the span's keys, for one panel
+  std::uint64_t kept_[2 * 64];  ///< what dropout keeps of a tile
+  Pending pending_;
   Answer values_are_finite_ = Answer::unknown;
   bool cautious_[kForwardMaxRows / kPanel] = {};
 };

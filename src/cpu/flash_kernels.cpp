@@ -15,8 +15,9 @@ namespace {
 /// What the packed queries and sums of a task may take of the L2 cache.
 constexpr std::int64_t kTaskBytes = std::int64_t{512} << 10;
 
-/// Floats of a packed or staged row of `dim` elements, or of as many words, whole tile registers.
-std::int64_t row_floats(std::int64_t dim) { return round_up_to(dim, 16); }
+/// Floats that a packed or staged row of `dim` elements takes, or two such rows as bf16 in whole
+/// tile registers.
+std::int64_t row_floats(std::int64_t dim) { return round_up_to(dim, 32); }
 
 // Forward.
 
@@ -33,12 +34,14 @@ std::int64_t forward_task_rows(const Problem& p, int threads) {
 }
 
 ForwardScratch forward_layout(const Problem& p, std::int64_t rows) {
+  static_assert(kForwardSpan <= 2 * kForwardKeys);  // rows of bf16, words of values
   const std::int64_t v_width = round_up_to(p.v_head_dim, kPadding);
   Layout layout;
   ForwardScratch s{};
   s.queries = layout.take(rows * row_floats(p.head_dim));
   s.sums = layout.take(rows * v_width);
   s.scores = layout.take(kForwardKeys * kScoresRow);
+  s.probabilities = layout.take(p.compute == DType::bf16 ? kForwardSpan / 2 * kScoresRow : 0);
   s.bias = layout.take(p.features.has(Feature::additive_mask) ? kForwardKeys * kScoresRow : 0);
   s.values = layout.take(kForwardKeys * v_width);
   s.keys = layout.take(kForwardKeys * row_floats(p.head_dim));

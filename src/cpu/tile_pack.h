@@ -28,6 +28,12 @@ FOVEA_INLINE Rows rows_of(const Input& x, std::int64_t b, std::int64_t h) {
   return {x.data + b * x.batch + h * x.head, x.row, x.column};
 }
 
+/// Zeros behind the words of `rows` rows, to the end of a whole step [.., kPanel].
+FOVEA_INLINE void fill_words(float* to, std::int64_t row, std::int64_t rows) {
+  for (std::int64_t r = (rows + kPack - 1) / kPack; r < words(rows); ++r)
+    for (std::int64_t c = 0; c < kPanel; c += kLanes) store(to + r * row + c, zero());
+}
+
 #if defined(__AVX512BF16__)
 
 /// Elements c to c + 31 of rows r and r + 1, paired; 0 beyond the last row or column.
@@ -64,20 +70,24 @@ inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float
       store(to + c / kTileCols * kTileCols * capacity + r * kTileCols + c % kTileCols, zero());
 }
 
-/// f32 [rows, kPanel] to pairs of rows [words(rows), kPanel], `row` apart as well; to may be x.
-inline void pair_rows(float* x, std::int64_t rows, std::int64_t row, float* to) {
+/// Lanes of a word each: an element of one row, and of the next.
+FOVEA_INLINE Vec paired(Vec even, Vec odd) {
   const __m512i in_turn =
       _mm512_set_epi16(31, 15, 30, 14, 29, 13, 28, 12, 27, 11, 26, 10, 25, 9, 24, 8, 23, 7, 22, 6,
                        21, 5, 20, 4, 19, 3, 18, 2, 17, 1, 16, 0);
+  const auto both_rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
+  return _mm512_castsi512_ps(_mm512_permutexvar_epi16(in_turn, both_rows));
+}
+
+/// f32 [rows, kPanel] to pairs of rows [words(rows), kPanel], `row` apart as well; to may be x.
+inline void pair_rows(const float* x, std::int64_t rows, std::int64_t row, float* to) {
   for (std::int64_t r = 0; r < rows; r += 2)
     for (std::int64_t c = 0; c < 64; c += kLanes) {
       const Vec even = load(x + r * row + c);
-      const Vec odd = r + 1 < rows ? load(x + (r + 1) * row + c) : zero();
-      const auto both_rows = reinterpret_cast<__m512i>(_mm512_cvtne2ps_pbh(odd, even));
-      _mm512_storeu_si512(to + r / 2 * row + c, _mm512_permutexvar_epi16(in_turn, both_rows));
+      store(to + r / 2 * row + c,
+            paired(even, r + 1 < rows ? load(x + (r + 1) * row + c) : zero()));
     }
-  for (std::int64_t r = (rows + 1) / 2; r < words(rows); ++r)
-    for (std::int64_t c = 0; c < 64; c += kLanes) store(to + r * row + c, zero());
+  fill_words(to, row, rows);
 }
 
 /// f32 [rows, kPanel] to pairs along the row [rows, kPanel / 2].
@@ -93,6 +103,9 @@ inline void pair_columns(const float* x, std::int64_t rows, std::int64_t row, fl
 }
 
 #else
+
+/// A word is an element.
+FOVEA_INLINE Vec paired(Vec element, Vec) { return element; }
 
 /// `rows` x `width` elements into columns of `capacity` rows each.
 inline void pack_columns(Rows from, std::int64_t rows, std::int64_t width, float* to,
