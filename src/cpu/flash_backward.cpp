@@ -146,6 +146,9 @@ class BackwardTask {
   }
 
  private:
+  /// Rows whose scores are computed at once: with AMX they stay in the L1 cache until they are
+  /// words.
+  static constexpr std::int64_t kStripRows = kDepth > kPack ? 32 : kBackwardRows;
   /// Rows of a tile of queries, in words.
   static constexpr std::int64_t kRowWords = kBackwardRows / kPack;
   static std::int64_t rows_of(Span span) { return greater(0, span.end - span.begin); }
@@ -225,20 +228,23 @@ class BackwardTask {
         for (std::int64_t i = 0; i < n; ++i) seen_[p][i] = ~std::uint64_t{0};
       const std::uint64_t* seen = cover == Cover::all ? nullptr : seen_[p];
       const Panel panel = panel_of(p);
-      // compute S, dP
-      products(tile.q, keys_across_, depth_, rows, keys, seen == nullptr, probabilities_,
-               kScoresRow, &prefetch);
-      if (args_.wants_dq || args_.wants_dk)
-        products(tile.dout, values_across_, v_depth_, rows, keys, seen == nullptr, panel.gradients,
-                 panel.row, nullptr);
-      differentiate(rows, keys, seen, panel, true);
-      const Operands left = left_operands(panel, n);
+      for (std::int64_t i = 0; i < n; i += kStripRows) {
+        const Span strip{rows.begin + i, lesser(rows.begin + i + kStripRows, rows.end)};
+        // compute S, dP
+        products(tile.q.from(i), keys_across_, depth_, strip, keys, seen == nullptr,
+                 probabilities_ + i * kScoresRow, kScoresRow, &prefetch);
+        if (args_.wants_dq || args_.wants_dk)
+          products(tile.dout.from(i), values_across_, v_depth_, strip, keys, seen == nullptr,
+                   panel.gradients + i * panel.row, panel.row, nullptr);
+        differentiate(rows, strip, keys, seen, panel, true);
+        pair(panel, i, rows_of(strip));
+      }
       // add to dV, dK
       if (args_.wants_dv)
-        add_to_keys(left.weights, kScoresRow, douts_, shape_.v_head_dim, dv_, rows, keys, seen,
+        add_to_keys(probabilities_, kScoresRow, douts_, shape_.v_head_dim, dv_, rows, keys, seen,
                     douts_are_finite_);
       if (args_.wants_dk)
-        add_to_keys(left.gradients, left.row, queries_, shape_.head_dim, dk_, rows, keys, seen,
+        add_to_keys(panel.gradients, panel.row, queries_, shape_.head_dim, dk_, rows, keys, seen,
                     queries_are_finite_);
     }
     if (args_.wants_dq) add_to_queries(t, rows, all);
@@ -255,20 +261,16 @@ class BackwardTask {
     if constexpr (kPack > 1) return {products_, kScoresRow, words};
     return {words, gradients_row_, words};
   }
-  /// What stands on the left of dV and dK: words down the columns.
-  struct Operands {
-    const float *weights, *gradients;
-    std::int64_t row;
-  };
-  Operands left_operands(const Panel& panel, std::int64_t n) const {
+  // P and dS of some rows -> words: down the columns for dV and dK, along the rows for dQ.
+  void pair([[maybe_unused]] const Panel& panel, [[maybe_unused]] std::int64_t first,
+            [[maybe_unused]] std::int64_t rows) const {
 #if defined(__AVX512BF16__)
-    pair_rows(probabilities_, n, kScoresRow, probabilities_);
-    pair_columns(panel.gradients, n, panel.row, panel.words, gradients_row_);
-    pair_rows(panel.gradients, n, panel.row, panel.gradients);
-#else
-    static_cast<void>(n);
+    const float* p = probabilities_ + first * kScoresRow;
+    pair_rows(p, rows, kScoresRow, probabilities_ + first / kPack * kScoresRow);
+    const float* ds = panel.gradients + first * panel.row;
+    pair_columns(ds, rows, panel.row, panel.words + first * gradients_row_, gradients_row_);
+    pair_rows(ds, rows, panel.row, panel.gradients + first / kPack * panel.row);
 #endif
-    return {probabilities_, panel.gradients, panel.row};
   }
   /// Nothing of a panel is visible, but dQ goes over all keys that the band shows.
   void skip_panel(std::int64_t p, std::int64_t rows) {
@@ -315,7 +317,7 @@ class BackwardTask {
   /// From S and dP to P o drop and dS (o softcap', if `capped`), in place: the stage that knows
   /// what is visible. The scaled score is rounded before lse is taken off, as it was for lse: where
   /// one key has all the weight, P is 1.
-  void differentiate(Span rows, Span keys, const std::uint64_t* seen, const Panel& panel,
+  void differentiate(Span tile, Span rows, Span keys, const std::uint64_t* seen, const Panel& panel,
                      bool capped) {
     const bool bent = scores_.bent(), drop = drops();
     const std::uint64_t every = first_bits(keys.end - keys.begin);
@@ -328,7 +330,7 @@ class BackwardTask {
     const Vec scale = splat(bent ? 1 : scale_);
     const Vec keep_scale = splat(args_.scores.dropout.keep_scale);
     for (std::int64_t i = rows.begin; i < rows.end; ++i) {
-      const std::int64_t at = i - rows.begin;
+      const std::int64_t at = i - tile.begin;
       float* s = probabilities_ + at * kScoresRow;
       float* g = panel.gradients + at * panel.row;
       const float lse = *lse_.at(at);
@@ -339,21 +341,32 @@ class BackwardTask {
       const std::uint64_t sees = lse == -kInfinity ? 0 : seen == nullptr ? every : seen[at];
       const Vec log_sum = splat(lse), delta = splat(delta_[at]);
       const float dlse = dlse_.data == nullptr ? 0 : *dlse_.at(at);
-      if (sees == ~std::uint64_t{0} && !inexact && !bends_back) {
+      if (sees == ~std::uint64_t{0} && !drop && !bends_back) {
+        constexpr int kAbreast = 4;
+        bool alone = false;  // a key with P = 1, which is seen to below
+        for (int x = 0; x < kPanel && !alone; x += kAbreast * kLanes) {
+          Vec p[kAbreast];
 #pragma GCC unroll 4
-        for (int x = 0; x < kPanel; x += kLanes) {
-          const Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
-          store(s + x, p);
-          store(g + x, p * (load(g + x) - delta));
+          for (int u = 0; u < kAbreast; ++u) {
+            p[u] = exp2((load(s + x + u * kLanes) * scale - log_sum) * to_base2);
+            if (kPack > 1) alone |= any(equal(p[u], splat(1)));
+          }
+          if (alone) break;
+#pragma GCC unroll 4
+          for (int u = 0; u < kAbreast; ++u) {
+            float* ds = g + x + u * kLanes;
+            store(s + x + u * kLanes, p[u]);
+            store(ds, p[u] * (load(ds) - delta));
+          }
         }
-        continue;
+        if (!alone) continue;
       }
       for (int x = 0; x < kPanel; x += kLanes) {
         const Mask shown = lanes_of(sees >> x);
         const Vec p = exp2((load(s + x) * scale - log_sum) * to_base2);
         Vec weight = p, dp = load(g + x);
         if (drop) {
-          const Mask stays = lanes_of(kept[at] >> x);
+          const Mask stays = lanes_of(kept[i - rows.begin] >> x);
           weight = select(stays, p, zero());
           dp = select(stays, dp * keep_scale, zero());
         }
@@ -520,7 +533,7 @@ class BackwardTask {
       products(tile.q, keys_across_, depth_, rows, keys, all, probabilities_, kScoresRow, nullptr);
       products(tile.dout, values_across_, v_depth_, rows, keys, all, panel.gradients, panel.row,
                nullptr);
-      differentiate(rows, keys, all ? nullptr : seen, panel, false);
+      differentiate(rows, rows, keys, all ? nullptr : seen, panel, false);
       for (std::int64_t i = 0; i < rows_of(rows); ++i)
         for (std::int64_t j = 0; j < rows_of(keys); ++j)
           dmask_[(one_row ? 0 : i) * args_.key_tile + (one_key ? 0 : p * kPanel + j)] +=
