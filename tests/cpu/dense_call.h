@@ -13,13 +13,13 @@
 
 namespace fovea::test {
 
-/// Kernels of the family that this machine can run, but for specialists, which serve other calls:
-/// "cpu.avx512.forward", ...
-inline std::vector<std::string> kernels_of(const std::string& family,
-                                           const std::string& direction) {
+/// Kernels of the family that this machine can run: "cpu.avx512.forward", ...; or its specialists,
+/// which serve other calls.
+inline std::vector<std::string> kernels_of(const std::string& family, const std::string& direction,
+                                           bool specialists = false) {
   std::vector<std::string> ids;
   for (const KernelInfo& kernel : kernels())
-    if (kernel.available && !kernel.specialist && kernel.family == family &&
+    if (kernel.available && kernel.specialist == specialists && kernel.family == family &&
         kernel.direction == direction)
       ids.push_back(kernel.id);
   return ids;
@@ -33,6 +33,7 @@ struct DenseCall {
   std::int64_t heads = 1, q_len = 1, kv_len = 1, dim = 1, v_dim = 1;
   std::optional<Band> band;
   std::optional<double> scale;
+  DTypePolicy dtype_policy;
   std::vector<float> q, k, v, dout;
 
   DenseCall(std::int64_t heads_, std::int64_t q_len_, std::int64_t kv_len_, std::int64_t dim_,
@@ -61,6 +62,7 @@ struct DenseCall {
     p.v = bhsd(v.data(), DType::f32, 1, heads, kv_len, v_dim);
     p.band = band;
     p.scale = scale;
+    p.dtype_policy = dtype_policy;
     return p;
   }
   [[nodiscard]] ForwardArgs forward_args(DenseResults& r) const {
@@ -127,6 +129,16 @@ void for_each_prefix(F&& f) {
       SCOPED_TRACE(prefix);
       f(prefix);
     }
+}
+
+/// The same for those that compute in bf16 alone: "cpu.amxbf16", ... None on some machines.
+template <class F>
+void for_each_pairs_prefix(F&& f) {
+  for (const std::string& id : kernels_of("flash", "backward", true)) {
+    const std::string prefix = id.substr(0, id.rfind('.'));
+    SCOPED_TRACE(prefix);
+    f(prefix);
+  }
 }
 
 }  // namespace fovea::test
