@@ -78,6 +78,7 @@ __attribute__((target("avx512f,avx512bf16"))) double avx512bf16_loop() {
 /// As multiply_add, into four tile registers of 16 x 16 sums of 32 products.
 __attribute__((target("amx-tile"))) double amxbf16_loop() {
   constexpr int kAccumulators = 4, kTileRows = 16;
+  constexpr std::int64_t kTileSteps = kSteps / 4;
   struct alignas(64) {
     unsigned char palette = 1, first_row = 0, reserved[14] = {};
     unsigned short row_bytes[16] = {};
@@ -88,12 +89,12 @@ __attribute__((target("amx-tile"))) double amxbf16_loop() {
     config.rows[n] = kTileRows;
   }
   asm volatile("ldtilecfg %0" : : "m"(config));
-  for (std::int64_t step = 0; step < kSteps / 4; ++step)
+  for (std::int64_t step = 0; step < kTileSteps; ++step)
     asm volatile(
         "tdpbf16ps %%tmm5, %%tmm4, %%tmm0\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm1\n\t"
         "tdpbf16ps %%tmm5, %%tmm4, %%tmm2\n\ttdpbf16ps %%tmm5, %%tmm4, %%tmm3" ::);
   asm volatile("tilerelease" ::);
-  return 2.0 * 16 * kTileRows * 32 * kAccumulators * (kSteps / 4);
+  return 2.0 * 16 * kTileRows * 32 * kAccumulators * kTileSteps;
 }
 /// Whether the library's own kernels may use tile registers, which a process has to ask for.
 bool has_amxbf16() {
