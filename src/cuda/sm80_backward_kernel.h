@@ -26,7 +26,7 @@
 // there is room), P^T [kKeys, kRows], dS^T likewise, lse and delta of kRows rows. Registers of
 // accumulators: kM (2 * 4 kC + 2 * 4 kN) a thread.
 //
-// Serves: f16, bf16, f32 (three or four products of tf32 each) and tf32; head_dim and v_head_dim 1
+// Serves: f16, bf16, f32 (six products of bf16 each) and tf32; head_dim and v_head_dim 1
 // to 512; everything of the contract but paged caches and quantised modes.
 #pragma once
 
@@ -70,7 +70,8 @@ class BackwardTask : BackwardTiles<S> {
       barrier();
       this->for_tiles(
           t().queries.begin, [&] { return t().queries.end; },
-          [&](int tile) { return next_tile(tile); }, [&](std::int64_t i) { query_tile(i); });
+          [&](int tile) { return next_tile(tile); },
+          [&](std::int64_t i, auto plain) { query_tile<plain>(i); });
       barrier();  // the next head's state
     }
     finish();
@@ -107,8 +108,9 @@ class BackwardTask : BackwardTiles<S> {
     return tile;
   }
 
+  template <bool kPlain>
   FOVEA_DEVICE void query_tile(std::int64_t i) {
-    const bool partial = this->is_partial(i);
+    const bool partial = !kPlain && this->is_partial(i);
     {
       float p[kM][kN][4] = {}, ds[kM][kN][4] = {};
       Marks marks;
@@ -138,7 +140,7 @@ class BackwardTask : BackwardTiles<S> {
       float dq[kQ][kQC][4] = {};
       columns_by_columns<Mode, S::kKeys>(dq, gradients_, dq_row(), keys_,
                                          first_column() + dq_column());
-      add_dq(dq, i);
+      add_dq<kPlain>(dq, i);
     }
     if (wants_dv())
       rows_by_columns<Mode, S::kRows>(dv_, weights_, first_key(), douts(), own_column());
@@ -146,8 +148,8 @@ class BackwardTask : BackwardTiles<S> {
       rows_by_columns<Mode, S::kRows>(dk_, gradients_, first_key(), queries(), own_column());
   }
   FOVEA_DEVICE bool must_be_careful() const {
-    return !t().keys_are_finite ||
-           barrier_any(has_non_finite<S::kRows, S::kDepth, S::kThreads>(queries()) ||
+    return barrier_any(has_non_finite<S::kKeys, S::kDepth, S::kThreads>(keys_) ||
+                       has_non_finite<S::kRows, S::kDepth, S::kThreads>(queries()) ||
                        has_non_finite<S::kRows, S::kDepth, S::kThreads>(douts()));
   }
 
@@ -176,20 +178,21 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE static int dq_column() { return warp() / S::Warps::kRowGroups * 8 * kQC; }
 
   // dQ += the tile.
+  template <bool kPlain>
   FOVEA_DEVICE void add_dq(const float (&dq)[kQ][kQC][4], std::int64_t i) const {
     if (args_.turns == nullptr) {
-      for_dq(dq, i, [](float* to, float x0, float x1) { add_pair_to(to, x0, x1); });
+      for_dq<kPlain>(dq, i, [](float* to, float x0, float x1) { add_pair_to(to, x0, x1); });
       return;
     }
     wait_for_turn(i);
-    for_dq(dq, i, [](float* to, float x0, float x1) {
+    for_dq<kPlain>(dq, i, [](float* to, float x0, float x1) {
       to[0] += x0;
       to[1] += x1;
     });
     pass_turn(i);
   }
   /// Rows of sums are padded to whole groups of 8 columns.
-  template <class Add>
+  template <bool kPlain, class Add>
   FOVEA_DEVICE void for_dq(const float (&dq)[kQ][kQC][4], std::int64_t i, Add&& add) const {
     const int row = dq_row() + lane() / 4, column = dq_column() + lane() % 4 * 2;
     const std::int64_t rows = t().sequence.q_len - i, step = 8 * args_.dq.row;
@@ -205,7 +208,7 @@ class BackwardTask : BackwardTiles<S> {
         to += step;
       }
     };
-    if (rows >= S::kRows && t().columns == S::kColumns) {
+    if (kPlain || (rows >= S::kRows && t().columns == S::kColumns)) {
       each([](int, int) { return true; });
     } else {
       const std::int64_t rows_left = rows - row;
@@ -267,7 +270,7 @@ class BackwardTask : BackwardTiles<S> {
         }
       }
     }
-    add_dq(dq, i);
+    add_dq<false>(dq, i);
   }
   /// The lane's hidden elements become -0, and no others are.
   FOVEA_DEVICE void mark_hidden(const typename S::Scores& tile, const Marks& marks) const {
@@ -345,13 +348,9 @@ class BackwardTask : BackwardTiles<S> {
         run = plain::run_at(sink.segments, at, key, 1);
       }
       if (run.data == nullptr) continue;
-      FOVEA_UNROLL
-      for (int n = 0; n < kC; ++n) {
-        const int column = first + 8 * n;
-        const float(&x)[4] = sums[r / 2][n];
-        store_pair(run, first_column() + column, columns - column, x[r % 2 * 2] * factor,
-                   x[r % 2 * 2 + 1] * factor);
-      }
+      store_row_pairs<Mode, kC>(run, first_column() + first, columns - first, [&](int n, int x) {
+        return sums[r / 2][n][r % 2 * 2 + x] * factor;
+      });
     }
   }
 

@@ -7,6 +7,8 @@
 // by 8 kN queries, so that every fragment in shared memory serves several products.
 #pragma once
 
+#include <type_traits>
+
 #include "cuda/sm80_backward.h"
 #include "cuda/sm80_scores.h"
 #include "cuda/sm80_tiles.h"
@@ -66,14 +68,15 @@ struct BackwardState {
   int columns, value_columns;  ///< in it, of dQ and dK, and of dV; may be negative
   plain::Sequence sequence;
   plain::Band band;
-  plain::Span keys, queries;  ///< keys that there are; queries that see some of them
-  plain::Span whole;          ///< queries that see every key of the tile
+  plain::Span keys, queries;   ///< keys that there are; queries that see some of them
+  plain::Span whole;           ///< queries that see every key of the tile
+  int plain_begin, plain_end;  ///< tiles of such queries that are copied whole, as is any next one
   HeadRows k, v, q, dout;
   const float* lse;    ///< of the head's first row
   const float* delta;  ///< likewise
   const float* dlse;   ///< likewise, or null
   float* dq;           ///< likewise
-  bool live, keys_are_finite;
+  bool live;
 };
 
 template <class S>
@@ -85,15 +88,12 @@ class BackwardTiles {
   /// Exponents in the steps of forward, which make an only key's weight 1 exactly; in 16 bits
   /// without masks in one step. A mask's lowest numbers leave that step no digits.
   static constexpr bool kInSteps = kIsWide<Mode> || S::kMasked;
-  /// A weight from here on is all of its row's but for what rounding moves.
-  static constexpr float kAll = kInSteps ? 1.0f : 1.0f - 0x1p-16f;
-  FOVEA_DEVICE static bool is_all(float weight) { return weight >= kAll && weight <= 2 - kAll; }
 
   /// What there is to know of the lane's pairs: by key, a bit a query.
   struct Marks {
     std::uint32_t hidden[2 * kM] = {};
     std::uint32_t dropped[S::kMasked ? 2 * kM : 1] = {};
-    bool some_alone = false;  ///< some query sees one key only, or might as well
+    bool some_alone = false;  ///< some key has all the weight of a query
 
     FOVEA_DEVICE static bool has(const std::uint32_t (&of)[2 * kM], int m, int n, int x) {
       return (of[2 * m + x / 2] >> (2 * n + x % 2) & 1) != 0;
@@ -142,6 +142,7 @@ class BackwardTiles {
     to.whole = {0, 0};
     if (key + S::kKeys <= to.sequence.kv_len)
       to.whole = plain::meet(to.band.rows_of_every(to.keys), {0, to.sequence.q_len});
+    if (to.whole.empty()) to.whole = {0, 0};
     const plain::Place at{batch, kv_head, to.sequence.k_begin};
     to.k = head_rows<Mode>(args_.k, at);
     to.v = head_rows<Mode>(args_.v, at);
@@ -160,18 +161,25 @@ class BackwardTiles {
     to.delta = first_row(args_.delta);
     to.dlse = args_.dlse.data == nullptr ? nullptr : first_row(args_.dlse);
     to.dq = args_.dq.data == nullptr ? nullptr : first_row(args_.dq);
+    if constexpr (kHasPlainTiles) {
+      const std::int64_t rows = to.sequence.q_len;
+      const int whole_q = whole_tiles<S::kRows, S::kDepth>(to.q, rows, args_.shape.head_dim);
+      const int whole_do = whole_tiles<S::kRows, S::kDepth>(to.dout, rows, args_.shape.v_head_dim);
+      const std::int64_t whole = plain::lesser(whole_q, whole_do);
+      const std::int64_t tiles = (to.queries.end + S::kRows - 1) / S::kRows;
+      const std::int64_t whole_next = whole < tiles ? whole - 1 : whole;
+      to.plain_begin = static_cast<int>((to.whole.begin + S::kRows - 1) / S::kRows);
+      to.plain_end = static_cast<int>(plain::lesser(to.whole.end / S::kRows, whole_next));
+    }
   }
 
+  /// They are there when the first tile of queries is.
   FOVEA_DEVICE void load_keys_and_values() {
     copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, t().key, t().sequence.kv_len,
                                                       args_.shape.head_dim);
     copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(values_, t().v, t().key, t().sequence.kv_len,
                                                       args_.shape.v_head_dim);
     copy_commit();
-    copy_wait<0>();
-    barrier();
-    const bool some = barrier_any(has_non_finite<S::kKeys, S::kDepth, S::kThreads>(keys_));
-    if (thread_index() == 0) state_[0].keys_are_finite = !some;
   }
 
   FOVEA_DEVICE int mask_class(std::int64_t i) const {
@@ -186,19 +194,29 @@ class BackwardTiles {
     return !plain::covers(t().whole, {i, i + S::kRows}) || mask_class(i) != kTileVisible;
   }
 
+  using RowsCopy = WholeTile<S::kRows, S::kDepth, S::kThreads, typename S::Rows>;
+  static constexpr bool kHasPlainTiles = !S::kMasked && !S::kForMask && RowsCopy::kCan;
+
   // Load Q, dO, lse, delta.
-  FOVEA_DEVICE void load_queries(std::int64_t i, int stage) {
-    const std::int64_t end = t().sequence.q_len;
-    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(typename S::Rows(stage_at(stage)), t().q, i,
-                                                      end, args_.shape.head_dim);
-    copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
-        typename S::Rows(stage_at(stage) + S::kDoutsAt), t().dout, i, end, args_.shape.v_head_dim);
+  template <bool kWhole>
+  FOVEA_DEVICE void load_queries(int tile, int stage) {
+    const std::int64_t i = row_of_tile(tile), end = t().sequence.q_len;
+    const typename S::Rows queries(stage_at(stage)), douts(stage_at(stage) + S::kDoutsAt);
+    if constexpr (kWhole) {
+      RowsCopy(t().q, tile).copy_to(queries);
+      RowsCopy(t().dout, tile).copy_to(douts);
+    } else {
+      copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(queries, t().q, i, end,
+                                                        args_.shape.head_dim);
+      copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(douts, t().dout, i, end,
+                                                        args_.shape.v_head_dim);
+    }
     copy_commit();
     // What the rows have saved comes by way of registers, one a thread: store_saved().
     static_assert(2 * S::kRows <= S::kThreads);
     const std::int64_t row = i + thread_index() % S::kRows;
     fetched_ = 0;
-    if (row >= end || thread_index() >= 2 * S::kRows) return;
+    if ((!kWhole && row >= end) || thread_index() >= 2 * S::kRows) return;
     if (thread_index() >= S::kRows) {
       fetched_ = t().delta[row * args_.delta.row];
       return;
@@ -213,33 +231,44 @@ class BackwardTiles {
   static FOVEA_DEVICE std::int64_t row_of_tile(int tile) {
     return static_cast<std::int64_t>(tile) * S::kRows;
   }
-  /// Calls use(i) for tiles of queries in turn, loaded, that begin before row end(). next(tile):
-  /// the first of them from there on.
+  /// Calls use(i, plain) for tiles of queries in turn, loaded, that begin before row end(). plain:
+  /// a type, true for tiles of which nothing is hidden and the next one follows. next(tile): the
+  /// first of them from there on.
   template <class End, class Next, class Use>
   FOVEA_DEVICE void for_tiles(std::int64_t begin, End&& end, Next&& next, Use&& use) {
     const auto there = [&](int tile) { return row_of_tile(tile) < end(); };
     int tile = next(static_cast<int>(begin / S::kRows));
     stage_ = 0;
     if (S::kStages > 1 && there(tile)) {
-      load_queries(row_of_tile(tile), 0);
+      load_queries<false>(tile, 0);
       store_saved(0);
     }
     while (there(tile)) {
-      const int then = next(tile + 1);
-      if constexpr (S::kStages == 1) {
-        barrier();  // the last tile's products are done
-        load_queries(row_of_tile(tile), 0);
-        store_saved(0);
+      if constexpr (kHasPlainTiles) {
+        if (t().plain_begin <= tile)
+          for (; tile < t().plain_end; ++tile)
+            take_tile(tile, tile + 1, there(tile + 1), std::true_type{}, use);
       }
-      copy_wait<0>();
-      barrier();  // the tile is there, and nobody reads the last one any more
-      if (S::kStages > 1 && there(then)) load_queries(row_of_tile(then), 1 - stage_);
-      use(row_of_tile(tile));
-      if (S::kStages > 1 && there(then)) store_saved(1 - stage_);
+      if (!there(tile)) break;
+      const int then = next(tile + 1);
+      take_tile(tile, then, there(then), std::false_type{}, use);
       tile = then;
-      if (S::kStages > 1) stage_ = 1 - stage_;
     }
     copy_wait<0>();
+  }
+  template <class Plain, class Use>
+  FOVEA_DEVICE void take_tile(int tile, int then, bool more, Plain plain, Use&& use) {
+    if constexpr (S::kStages == 1) {
+      barrier();  // the last tile's products are done
+      load_queries<plain>(tile, 0);
+      store_saved(0);
+    }
+    copy_wait<0>();
+    barrier();  // the tile is there, and nobody reads the last one any more
+    if (S::kStages > 1 && more) load_queries<plain>(then, 1 - stage_);
+    use(row_of_tile(tile), plain);
+    if (S::kStages > 1 && more) store_saved(1 - stage_);
+    if (S::kStages > 1) stage_ = 1 - stage_;
   }
 
   /// P and dS, of Q and dO as loaded. store(m, n, r, x0, x1): P o drop of two queries, where masks
@@ -288,11 +317,11 @@ class BackwardTiles {
             weight = exp2((p[m][n][x] * unit - lse[at + x % 2]) * kLog2e);
           else
             weight = exp2(fma(p[m][n][x], unit * kLog2e, -lse[at + x % 2]));
-          marks.some_alone = marks.some_alone || weight >= kAll;
+          if constexpr (kInSteps) marks.some_alone = marks.some_alone || weight == 1;
           if constexpr (S::kMasked) {
             weight = Marks::has(marks.hidden, m, n, x) ? 0 : weight;
             shares[x] = Marks::has(marks.dropped, m, n, x) ? 0 : weight;
-            weight = is_all(weight) ? -slopes[x] : weight * slopes[x];
+            weight = weight == 1 ? -slopes[x] : weight * slopes[x];
           }
           p[m][n][x] = weight;
         }
@@ -323,8 +352,17 @@ class BackwardTiles {
         }
       }
     }
-    if (marks.some_alone) take_alone(p, ds, i);
+    if (marks.some_alone)
+      take_alone(p, ds, i, [&](int m, int n, int x) {
+        return S::kMasked ? p[m][n][x] < 0 : p[m][n][x] == 1;
+      });
     if (!partial) return;
+    if constexpr (!kInSteps) {
+      if (some_see_one_key(i)) {
+        const std::uint32_t rows = rows_that_see_one_key(i);
+        take_alone(p, ds, i, [&](int, int n, int x) { return (rows >> (2 * n + x % 2) & 1) != 0; });
+      }
+    }
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
       LaneRows rows[S::kMasked ? 1 : 2];
@@ -346,8 +384,9 @@ class BackwardTiles {
     }
   }
   /// A key with all the weight: delta is its dP but for rounding, and dS is dlse.
-  FOVEA_DEVICE void take_alone(const float (&p)[kM][kN][4], float (&ds)[kM][kN][4],
-                               std::int64_t i) const {
+  template <class Is>
+  FOVEA_DEVICE void take_alone(float (&p)[kM][kN][4], float (&ds)[kM][kN][4], std::int64_t i,
+                               Is&& is_alone) const {
     const int first = fresh(row_of_lane());
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
@@ -355,18 +394,43 @@ class BackwardTiles {
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
-          const float weight = S::kMasked ? -p[m][n][x] : p[m][n][x];
-          if (!(S::kMasked ? weight > 0 : is_all(weight))) continue;
+          if (!is_alone(m, n, x)) continue;
+          if constexpr (!S::kMasked) p[m][n][x] = 1;
           if (!is_finite(ds[m][n][x])) {
             ds[m][n][x] *= S::kMasked ? -1.0f : 1.0f;
             continue;
           }
+          const float weight = S::kMasked ? -p[m][n][x] : 1.0f;
           const std::int64_t row = i + first + 8 * n + x % 2;
           const bool has_dlse = t().dlse != nullptr && row < t().sequence.q_len;
           ds[m][n][x] = has_dlse ? weight * t().dlse[row * args_.dlse.row] : 0;
         }
       }
     }
+  }
+  FOVEA_DEVICE plain::Span keys_of(std::int64_t row) const {
+    return plain::meet(t().band.keys_of(row), {0, t().sequence.kv_len});
+  }
+  FOVEA_DEVICE static bool is_one(plain::Span keys) {
+    return keys.end > 0 && keys.begin == keys.end - 1;
+  }
+  /// Whether some query of a tile may see one key and no sink: of a range of queries, the first or
+  /// the last sees fewest.
+  FOVEA_DEVICE bool some_see_one_key(std::int64_t i) const {
+    if (float_at(args_.scores.sinks, 0, t().head, kNegativeInfinity) != kNegativeInfinity)
+      return false;
+    const plain::Span first = keys_of(i);
+    const plain::Span last = keys_of(plain::lesser(i + S::kRows, t().sequence.q_len) - 1);
+    return first.empty() || is_one(first) || last.empty() || is_one(last);
+  }
+  /// Of the lane's queries, a bit each.
+  FOVEA_DEVICE std::uint32_t rows_that_see_one_key(std::int64_t i) const {
+    std::uint32_t rows = 0;
+    const std::int64_t first = i + fresh(row_of_lane());
+    FOVEA_ROLL
+    for (int n = 0; n < 2 * kN; ++n)
+      rows |= static_cast<std::uint32_t>(is_one(keys_of(first + n / 2 * 8 + n % 2))) << n;
+    return rows;
   }
   /// Which queries see a key, counted from the lane's first in the tile.
   struct LaneRows {

@@ -51,8 +51,9 @@ BackwardVariant narrow_backward(std::int64_t head_dim, std::size_t shared_bytes)
                            BackwardShape<Mode, 128, 128, 64, WarpGrid<8, 4, 2>, 1, kMasked>,
                            BackwardShape<Mode, 128, 64, 64, FourWarps, 1, kMasked>>(shared_bytes);
   if (head_dim <= 256)
-    return first_that_fits<BackwardShape<Mode, 256, 64, 64, FourWarps, 1, true>,
-                           BackwardShape<Mode, 256, 32, 32, TwoWarps, 1, true>>(shared_bytes);
+    return first_that_fits<
+        BackwardShape<Mode, 256, 64, 64, WarpGrid<kMasked ? 4 : 8, kMasked ? 2 : 4, 2>, 1, kMasked>,
+        BackwardShape<Mode, 256, 32, 32, TwoWarps, 1, true>>(shared_bytes);
   return first_that_fits<BackwardShape<Mode, 512, 32, 32, TwoWarps, 1, true>,
                          BackwardShape<Mode, 512, 16, 16, OneWarp, 1, true>>(shared_bytes);
 }
@@ -67,7 +68,8 @@ BackwardVariant wide_backward(std::int64_t head_dim, std::size_t shared_bytes) {
     return first_that_fits<BackwardShape<Mode, 64, 64, 64, FourWarps, 1, kMasked>,
                            BackwardShape<Mode, 64, 64, 32, FourWarps, 1, kMasked>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<BackwardShape<Mode, 128, 32, 32, TwoWarps, 1, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 128, 64, 32, WarpGrid<8, 4, 2>, 1, kMasked>,
+                           BackwardShape<Mode, 128, 32, 32, TwoWarps, 1, kMasked>>(shared_bytes);
   if (head_dim <= 256)
     return first_that_fits<BackwardShape<Mode, 256, 32, 32, TwoWarps, 1, true>,
                            BackwardShape<Mode, 256, 16, 16, OneWarp, 1, true>>(shared_bytes);

@@ -49,7 +49,7 @@ class MaskGradientTask : BackwardTiles<S> {
             this->for_tiles(
                 plain::greater(rows.begin * S::kRows, t().queries.begin),
                 [&] { return plain::lesser(rows.end * S::kRows, t().queries.end); },
-                [](int tile) { return tile; }, [&](std::int64_t i) { add_tile(i); });
+                [](int tile) { return tile; }, [&](std::int64_t i, auto) { add_tile(i); });
           }
           barrier();  // the next keys' state and copies
         }

@@ -23,7 +23,7 @@ ForwardVariant variant_of(const Problem& p, bool few) {
   const std::int64_t dim =
       std::max(p.head_dim, std::min<std::int64_t>(p.v_head_dim, kMaxValueColumns));
   const auto pick = [&](auto* of_mode) {
-    return of_mode(dim, few, is_masked(p), properties->shared_bytes);
+    return of_mode(dim, few, is_masked(p) || !(p.scale > 0), properties->shared_bytes);
   };
   switch (mode_of(p)) {
     case ComputeMode::bf16:

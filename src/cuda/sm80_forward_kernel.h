@@ -24,7 +24,7 @@
 // Shared memory: Q [kRows, kDepth], K [kKeys, kDepth], V [kKeys, values], rows 16 bytes apart.
 // Registers of accumulators: kM (kKeys / 2 + values / 2) a thread, at most 192.
 //
-// Serves: f16, bf16, f32 (three or four products of tf32 each) and tf32; head_dim and v_head_dim 1
+// Serves: f16, bf16, f32 (six products of bf16 each) and tf32; head_dim and v_head_dim 1
 // to 512; everything of the contract but quantised modes. Prologues and odd layouts go through
 // stage.h.
 #pragma once
@@ -35,13 +35,15 @@
 
 namespace fovea::cuda::FOVEA_WORLD {
 
-/// kMasked: masks, softcap, ALiBi and dropout are compiled in.
+/// kMasked: masks, softcap, ALiBi, dropout and a scale of 0 or less are compiled in. kBlocks: how
+/// many a multiprocessor should hold.
 template <class Mode_, int kDepth_, int kRows_, int kKeys_, int kWarps_, bool kMasked_,
-          bool kPacked_>
+          bool kPacked_, int kBlocks_ = 1>
 struct ForwardShape {
   using Mode = Mode_;
   static constexpr int kDepth = kDepth_, kRows = kRows_, kKeys = kKeys_, kWarps = kWarps_;
   static constexpr bool kMasked = kMasked_, kPacked = kPacked_;
+  static constexpr int kBlocks = kBlocks_;
   static constexpr int kValues = kDepth < kMaxValueColumns ? kDepth : kMaxValueColumns;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kM = kRows / (16 * kWarps), kN = kKeys / 8, kO = kValues / 8;
@@ -53,13 +55,21 @@ struct ForwardShape {
   static constexpr int kStateAt = Queries::kBytes + Keys::kBytes + Values::kBytes;
 };
 
+/// Tiles of keys by number.
+struct KeyTiles {
+  int end;                     ///< behind the last
+  int inner_begin, inner_end;  ///< those of which every row sees every key
+  int plain_end;               ///< of the inner ones, those copied whole, as the next one is
+};
+
 /// What a task is, the same for all threads; in shared memory, since registers are short.
 struct ForwardState {
   std::int64_t batch, head, split;  ///< head: the first of those packed
   plain::Sequence sequence;
   plain::Band band;
-  std::int64_t tile_row, rows;       ///< first and number of the (packed) rows
-  plain::Span queries, keys, every;  ///< queries; keys that some, that all of them see
+  std::int64_t tile_row, rows;  ///< first and number of the (packed) rows
+  plain::Span queries, keys;    ///< queries; keys that some of them see
+  KeyTiles tiles;
   HeadRows q, k, v;
   int first_value, value_columns;
   bool live;
@@ -92,37 +102,79 @@ class ForwardTask {
 
   FOVEA_DEVICE void walk() {
     begin();
-    std::int64_t j = next_tile(t().keys.begin / S::kKeys * S::kKeys);
-    load_keys(j);
+    int tile = next_tile(static_cast<int>(t().keys.begin / S::kKeys));
+    load_keys(tile);
+    copy_commit();
     if constexpr (S::kKeepQueries) {
       copy_wait<1>();
       barrier();  // Q is there
       load_fragments(query_fragments_, queries_, first_row());
     }
-    while (j < t().keys.end) {
-      copy_wait<0>();
-      barrier();  // K (and Q) are there, nobody reads V any more
-      load_values(j);
-      float scores[kM][kN][4] = {};
+    while (tile < t().tiles.end) {
+      if constexpr (kHasPlainTiles) {
+        if (t().tiles.inner_begin <= tile)
+          while (tile < t().tiles.plain_end) tile = take_tile<true>(tile);
+      }
+      tile = take_tile<false>(tile);
+    }
+    copy_wait<0>();
+    finish();
+  }
+
+  using KeyCopy = WholeTile<S::kKeys, S::kDepth, S::kThreads, typename S::Keys>;
+  using ValueCopy = WholeTile<S::kKeys, S::kValues, S::kThreads, typename S::Values>;
+  static constexpr bool kHasPlainTiles =
+      !S::kMasked && KeyCopy::kCan && ValueCopy::kCan && S::kValues == S::kDepth;
+
+  /// A tile whose K is on its way; the next one's is when it returns that one's number. kPlain: of
+  /// tiles.plain_end, which saves most of what is not a product or a weight.
+  template <bool kPlain>
+  FOVEA_DEVICE int take_tile(int tile) {
+    float scores[kM][kN][4] = {};
+    const auto multiply = [&] {
       if constexpr (S::kKeepQueries)
         fragments_by_rows(scores, query_fragments_, keys_);
       else
         rows_by_rows<Mode, S::kDepth, Product::scores>(scores, queries_, first_row(), keys_);
+    };
+    const auto swap = [&](auto&& load) {  // one tile is there, another is not read any more
       copy_wait<0>();
-      barrier();  // V is there, nobody reads K any more
-      const std::int64_t next = next_tile(j + S::kKeys);
-      load_keys(next);
-      const bool partial = prepare_scores(scores, j);
-      weigh(scores);
-      if constexpr (S::kMasked) {
-        if (args_.scores.dropout.threshold > 0) drop(scores, j);
-      }
-      if (partial) add_non_finite(scores, j);
-      registers_by_columns<Mode>(sums_, scores, values_);
-      j = next;
+      barrier();
+      load();
+      copy_commit();
+    };
+    int next = tile + 1;
+    if constexpr (kPlain) {
+      const ValueCopy values(t().v, tile);
+      swap([&] { values.copy_to(values_); });
+      multiply();
+      const KeyCopy keys(t().k, next);
+      swap([&] { keys.copy_to(keys_); });
+      settle(scores);
+    } else {
+      swap([&] {
+        copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(values_, t().v, first_key(tile),
+                                                           t().sequence.kv_len,
+                                                           args_.shape.v_head_dim, t().first_value);
+      });
+      multiply();
+      next = next_tile(next);
+      swap([&] { load_keys(next); });
+      const bool partial = prepare_scores(scores, tile);
+      settle(scores);
+      if (partial) add_non_finite(scores, first_key(tile));
     }
-    copy_wait<0>();
-    finish();
+    float weights[2 * kM];
+    registers_by_columns<Mode>(sums_, scores, values_,
+                               [&](int n) { weigh(scores, weights, n, first_key(tile)); });
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) weights_[r] += weights[r];
+    return next;
+  }
+  FOVEA_DEVICE void load_keys(int tile) {
+    if (tile < t().tiles.end)
+      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, first_key(tile),
+                                                        t().sequence.kv_len, args_.shape.head_dim);
   }
 
   // Which rows, keys and values a task is of.
@@ -153,14 +205,34 @@ class ForwardTask {
       to.keys =
           plain::meet(to.keys, {to.split * args_.split_keys, (to.split + 1) * args_.split_keys});
     if (to.keys.empty()) to.keys = {0, 0};
-    to.every = plain::meet(to.band.keys_of_every(to.queries), to.keys);
     to.q = head_rows<Mode>(args_.q, {to.batch, to.head, to.sequence.q_begin});
     const plain::Place keys_place{to.batch, to.head / group, to.sequence.k_begin};
     to.k = head_rows<Mode>(args_.k, keys_place);
     to.v = head_rows<Mode>(args_.v, keys_place);
+    to.tiles = {behind_tile(to.keys.end), 0, 0, 0};
+    const plain::Span inner = plain::meet(to.band.keys_of_every(to.queries), to.keys);
+    if (!inner.empty()) {
+      to.tiles.inner_begin = behind_tile(inner.begin);
+      to.tiles.inner_end = static_cast<int>(inner.end / S::kKeys);
+    }
+    if constexpr (kHasPlainTiles) {
+      const std::int64_t keys = to.sequence.kv_len;
+      const int whole_k = whole_tiles<S::kKeys, S::kDepth>(to.k, keys, shape.head_dim);
+      const int whole_v = whole_tiles<S::kKeys, S::kValues>(to.v, keys, shape.v_head_dim);
+      const std::int64_t followed = plain::lesser(whole_k, to.tiles.end) - 1;
+      to.tiles.plain_end =
+          static_cast<int>(plain::lesser(plain::lesser(followed, whole_v), to.tiles.inner_end));
+    }
     to.first_value = static_cast<int>(value_tile) * S::kValues;
     to.value_columns =
         static_cast<int>(plain::lesser(S::kValues, shape.v_head_dim - to.first_value));
+  }
+  /// The number of the first tile with no keys before `key`.
+  FOVEA_DEVICE static int behind_tile(std::int64_t key) {
+    return static_cast<int>((key + S::kKeys - 1) / S::kKeys);
+  }
+  FOVEA_DEVICE static std::int64_t first_key(int tile) {
+    return static_cast<std::int64_t>(tile) * S::kKeys;
   }
   FOVEA_DEVICE std::int64_t pack() const { return S::kPacked ? args_.pack : 1; }
   /// Of the warp, in the tile.
@@ -198,6 +270,7 @@ class ForwardTask {
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
       maxima_[r] = kNegativeInfinity;
+      bases_[r] = kInSteps ? 0 : kLargestFloat;
       weights_[r] = 0;
       if constexpr (S::kMasked)
         score_rows_[r] = score_row(args_, t().sequence, t().band, head_of(r), row_in_bounds(r));
@@ -208,36 +281,25 @@ class ForwardTask {
     return t().tile_row + row_of(r) < t().rows ? query_of(r) : t().sequence.q_len;
   }
 
-  FOVEA_DEVICE void load_keys(std::int64_t j) {
-    if (j < t().keys.end)
-      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, j, t().sequence.kv_len,
-                                                        args_.shape.head_dim);
-    copy_commit();
-  }
-  FOVEA_DEVICE void load_values(std::int64_t j) {
-    copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(values_, t().v, j, t().sequence.kv_len,
-                                                       args_.shape.v_head_dim, t().first_value);
-    copy_commit();
-  }
-
   /// How the mask sees the tile of keys; mixed where nobody has looked.
-  FOVEA_DEVICE int mask_class(std::int64_t j) const {
+  FOVEA_DEVICE int mask_class(int tile) const {
     if constexpr (!S::kMasked) return kTileVisible;
     if (args_.scores.mask.data == nullptr) return kTileVisible;
     if (args_.mask_tiles.data == nullptr) return kTileMixed;
     return class_of(args_.mask_tiles, t().batch, t().head, t().queries,
-                    {j, plain::lesser(j + S::kKeys, t().keys.end)});
+                    {first_key(tile), plain::lesser(first_key(tile + 1), t().keys.end)});
   }
-  FOVEA_DEVICE std::int64_t next_tile(std::int64_t j) const {
+  FOVEA_DEVICE int next_tile(int tile) const {
     if constexpr (S::kMasked)
-      while (j < t().keys.end && mask_class(j) == kTileHidden) j += S::kKeys;
-    return j;
+      while (tile < t().tiles.end && mask_class(tile) == kTileHidden) ++tile;
+    return tile;
   }
 
   // Products to scores. True if some are hidden.
-  FOVEA_DEVICE bool prepare_scores(float (&scores)[kM][kN][4], std::int64_t j) {
-    const bool inside = plain::covers(t().every, {j, j + S::kKeys});
-    const bool partial = !inside || mask_class(j) != kTileVisible;
+  FOVEA_DEVICE bool prepare_scores(float (&scores)[kM][kN][4], int tile) {
+    const bool inside = t().tiles.inner_begin <= tile && tile < t().tiles.inner_end;
+    const bool partial = !inside || mask_class(tile) != kTileVisible;
+    const std::int64_t j = first_key(tile);
     const int column = lane() % 4 * 2;
     if (S::kMasked && (args_.bent || partial)) {
       FOVEA_UNROLL
@@ -253,13 +315,15 @@ class ForwardTask {
       }
       return partial;
     }
-    if (const float sign = score_sign(); sign != 1) {
-      FOVEA_UNROLL
-      for (int m = 0; m < kM; ++m) {
+    if constexpr (S::kMasked) {
+      if (const float sign = score_sign(); sign != 1) {
         FOVEA_UNROLL
-        for (int n = 0; n < kN; ++n) {
+        for (int m = 0; m < kM; ++m) {
           FOVEA_UNROLL
-          for (int x = 0; x < 4; ++x) scores[m][n][x] *= sign;
+          for (int n = 0; n < kN; ++n) {
+            FOVEA_UNROLL
+            for (int x = 0; x < 4; ++x) scores[m][n][x] *= sign;
+          }
         }
       }
     }
@@ -287,6 +351,7 @@ class ForwardTask {
   /// are more than that, in units of 1. Hidden ones are -inf either way.
   FOVEA_DEVICE bool in_units() const { return S::kMasked && args_.bent; }
   FOVEA_DEVICE float score_sign() const {
+    if constexpr (!S::kMasked) return 1;
     return args_.score_scale > 0 ? 1.0f : args_.score_scale < 0 ? -1.0f : 0.0f;
   }
   FOVEA_DEVICE float bend_scale() const { return in_units() ? args_.score_scale : score_sign(); }
@@ -294,111 +359,127 @@ class ForwardTask {
     return in_units() || args_.score_scale == 0 ? 1.0f : args_.score_scale * score_sign();
   }
 
-  // P = exp(S - m) and its sums; O and the sums follow the new maxima. Overwrites S. All rows take
-  // each step together, so that they hide each other's latency.
-  FOVEA_DEVICE void weigh(float (&scores)[kM][kN][4]) {
-    const float to_base2 = unit() * kLog2e;
-    // One step instead of two; a mask's lowest numbers would leave it no digits.
-    constexpr bool kInSteps = kIsWide<Mode> || S::kMasked;
-    float tops[2 * kM], bases[2 * kM], shrinks[2 * kM];
+  /// Exponents in two steps: a mask's lowest numbers would leave one step no digits.
+  static constexpr bool kInSteps = kIsWide<Mode> || S::kMasked;
+  /// What a maximum may lag behind: weights are 2^kLag at most. In f32 it may not: lse then holds
+  /// the rounding of the very score that has most of the weight, and backward's P is free of it.
+  static constexpr float kLag = kIsWide<Mode> ? 0 : 8;
+
+  FOVEA_DEVICE float to_base2() const { return unit() * kLog2e; }
+  /// exp(s - m), m as bases_ has it.
+  FOVEA_DEVICE float weight_of(int r, float score) const {
+    return exp2(kInSteps ? (score - bases_[r]) * to_base2() : fma(score, to_base2(), bases_[r]));
+  }
+
+  // The rows' maxima, which O and the sums of weights follow. They move seldom, since one that
+  // grows little stays. All rows take each step together, so that they hide each other's latency.
+  FOVEA_DEVICE void settle(const float (&scores)[kM][kN][4]) {
+    float tops[2 * kM];
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      tops[r] = kNegativeInfinity;
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         const float(&s)[4] = scores[r / 2][n];
-        tops[r] = max(tops[r], max(s[r % 2 * 2], s[r % 2 * 2 + 1]));
+        const float top = max(s[r % 2 * 2], s[r % 2 * 2 + 1]);
+        tops[r] = n == 0 ? top : max(tops[r], top);
       }
     }
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) tops[r] = max(tops[r], shuffle_xor(tops[r], 1));
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) tops[r] = max(tops[r], shuffle_xor(tops[r], 2));
-    bool moved = false;
+    bool some_move = false;
+    FOVEA_UNROLL
+    for (int r = 0; r < 2 * kM; ++r) some_move = some_move || moves(r, tops[r]);
+    if (!any(some_move)) return;
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const float top = max(tops[r], maxima_[r]);
-      bases[r] = top == kNegativeInfinity ? 0.0f : top;
-      shrinks[r] = exp2((maxima_[r] - bases[r]) * to_base2);
-      moved = moved || shrinks[r] != 1.0f;
-      maxima_[r] = top;
-    }
-    if (any(moved)) {
+      const bool does = moves(r, tops[r]);
+      const float shrink = does ? exp2((maxima_[r] - tops[r]) * to_base2()) : 1.0f;
+      maxima_[r] = does ? tops[r] : maxima_[r];
+      bases_[r] = !does ? bases_[r] : kInSteps ? tops[r] : -tops[r] * to_base2();
+      weights_[r] *= shrink;
       FOVEA_UNROLL
-      for (int r = 0; r < 2 * kM; ++r) {
-        FOVEA_UNROLL
-        for (int n = 0; n < kO; ++n) {
-          sums_[r / 2][n][r % 2 * 2] *= shrinks[r];
-          sums_[r / 2][n][r % 2 * 2 + 1] *= shrinks[r];
-        }
+      for (int n = 0; n < kO; ++n) {
+        sums_[r / 2][n][r % 2 * 2] *= shrink;
+        sums_[r / 2][n][r % 2 * 2 + 1] *= shrink;
       }
     }
+  }
+  FOVEA_DEVICE bool moves(int r, float top) const {
+    const float ahead =
+        kInSteps ? (top - maxima_[r]) * to_base2() : fma(top, to_base2(), bases_[r]);
+    return ahead > kLag;
+  }
+
+  // S of columns 8 n to 8 n + 15 to P o drop, but for the factor of those that stay, and sums of P.
+  FOVEA_DEVICE void weigh(float (&scores)[kM][kN][4], float (&sums)[2 * kM], int n,
+                          std::int64_t j) const {
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const float base = kInSteps ? bases[r] : -bases[r] * to_base2;
-      float sum = 0;
       FOVEA_UNROLL
-      for (int n = 0; n < kN; ++n) {
-        FOVEA_UNROLL
-        for (int x = r % 2 * 2; x < r % 2 * 2 + 2; ++x) {
-          float& s = scores[r / 2][n][x];
-          s = exp2(kInSteps ? (s - base) * to_base2 : fma(s, to_base2, base));
-          sum += s;
-        }
+      for (int x = 0; x < 4; ++x) {
+        float& s = scores[r / 2][n + x / 2][r % 2 * 2 + x % 2];
+        s = weight_of(r, s);
+        sums[r] = n + x == 0 ? s : sums[r] + s;
       }
-      weights_[r] = fma(weights_[r], shrinks[r], sum);
+    }
+    if constexpr (S::kMasked) {
+      if (args_.scores.dropout.threshold > 0) drop(scores, n, j);
     }
   }
 
-  // P o drop, but for the factor of those that stay.
-  FOVEA_DEVICE void drop(float (&scores)[kM][kN][4], std::int64_t j) {
-    const int column = lane() % 4 * 2;
+  FOVEA_DEVICE void drop(float (&scores)[kM][kN][4], int n, std::int64_t j) const {
+    const std::int64_t key = j + 8 * n + lane() % 4 * 2;
     if constexpr (S::kPacked) {  // neighbouring rows are of different heads
       FOVEA_ROLL
       for (int r = 0; r < 2 * kM; ++r) {
-        const Keep keep(args_.scores.dropout, t().batch, head_of(r), args_.shape.q_heads);
+        const Keep keep = keep_of(r);
         FOVEA_UNROLL
-        for (int n = 0; n < kN; ++n) {
-          FOVEA_UNROLL
-          for (int x = 0; x < 2; ++x)
-            if (!keep.one(query_of(r), j + 8 * n + column + x)) scores[0][n][r % 2 * 2 + x] = 0;
-        }
+        for (int x = 0; x < 4; ++x)
+          if (!keep.one(query_of(r), key + x / 2 * 8 + x % 2))
+            scores[0][n + x / 2][r % 2 * 2 + x % 2] = 0;
       }
       return;
     }
-    const Keep keep(args_.scores.dropout, t().batch, t().head, args_.shape.q_heads);
+    const Keep keep = keep_of(0);
     FOVEA_UNROLL
     for (int m = 0; m < kM; ++m) {
+      const std::uint32_t kept = keep.block(query_of(2 * m), key);
       FOVEA_UNROLL
-      for (int n = 0; n < kN; n += 2) {
-        const std::uint32_t kept = keep.block(query_of(2 * m), j + 8 * n + column);
-        FOVEA_UNROLL
-        for (int x = 0; x < 8; ++x) {
-          const int row = x / 4, side = x / 2 % 2;
-          if ((kept >> x & 1) == 0) scores[m][n + side][row * 2 + x % 2] = 0;
-        }
+      for (int x = 0; x < 8; ++x) {
+        const int row = x / 4, side = x / 2 % 2;
+        if ((kept >> x & 1) == 0) scores[m][n + side][row * 2 + x % 2] = 0;
       }
     }
+  }
+  FOVEA_DEVICE Keep keep_of(int r) const {
+    return Keep(args_.scores.dropout, t().batch, head_of(r), args_.shape.q_heads);
   }
 
   // A value that is not finite reaches the rows that see it and no others: where some do not, it is
   // added by element, and the product gets a 0. Weights of hidden keys are 0, and so may be others,
   // so that visibility is asked for again.
-  FOVEA_DEVICE void add_non_finite(const float (&weights)[kM][kN][4], std::int64_t j) {
+  FOVEA_DEVICE void add_non_finite(const float (&scores)[kM][kN][4], std::int64_t j) {
     if (!barrier_any(has_non_finite<S::kKeys, S::kValues, S::kThreads>(values_))) return;
     FOVEA_ROLL
     for (int key = 0; key < S::kKeys; ++key) {
       FOVEA_UNROLL
       for (int r = 0; r < 2 * kM; ++r) {
-        float weight = 0;
+        float score = 0;
         FOVEA_UNROLL
         for (int n = 0; n < kN; ++n) {
           const float pair =
-              key % 2 == 0 ? weights[r / 2][n][r % 2 * 2] : weights[r / 2][n][r % 2 * 2 + 1];
-          weight = key / 8 == n ? pair : weight;
+              key % 2 == 0 ? scores[r / 2][n][r % 2 * 2] : scores[r / 2][n][r % 2 * 2 + 1];
+          score = key / 8 == n ? pair : score;
         }
-        weight = shuffle(weight, lane() / 4 * 4 + key % 8 / 2);
+        score = shuffle(score, lane() / 4 * 4 + key % 8 / 2);
         if (!sees(r, j + key)) continue;
+        float weight = weight_of(r, score);
+        if constexpr (S::kMasked) {
+          if (args_.scores.dropout.threshold > 0 && !keep_of(r).one(query_of(r), j + key))
+            weight = 0;
+        }
         FOVEA_UNROLL
         for (int n = 0; n < kO; ++n) {
           FOVEA_UNROLL
@@ -474,13 +555,12 @@ class ForwardTask {
                      (place.first_row + i) * args_.lse.row] = total.lse;
     const plain::Run<char*> to = plain::run_at(args_.out.segments, place, i, 1);
     const float share = total.share * args_.scores.dropout.keep_scale;
-    FOVEA_UNROLL
-    for (int n = 0; n < kO; ++n) {
-      const int column = 8 * n + lane() % 4 * 2;
-      const float low = total.share == 0 ? 0 : sums_[r / 2][n][r % 2 * 2] * share;
-      const float high = total.share == 0 ? 0 : sums_[r / 2][n][r % 2 * 2 + 1] * share;
-      store_pair(to, t().first_value + column, t().value_columns - column, low, high);
-    }
+    const int column = lane() % 4 * 2;
+    store_row_pairs<Mode, kO>(to, t().first_value + column, t().value_columns - column,
+                              [&](int n, int x) {
+                                const float sum = sums_[r / 2][n][r % 2 * 2 + x];
+                                return total.share == 0 ? 0 : sum * share;
+                              });
   }
 
   const ForwardArgs& args_;
@@ -492,6 +572,9 @@ class ForwardTask {
   std::uint32_t query_fragments_[S::kKeepQueries ? S::kDepth / 16 : 1][kM][4];
   float sums_[kM][kO][4];
   float maxima_[2 * kM], weights_[2 * kM];
+  /// What exponents are counted from, one that moved with its maximum: the maximum, or, where they
+  /// are one step, minus it in their unit; for rows without one, what makes them 0 all the same.
+  float bases_[2 * kM];
   ScoreRow score_rows_[S::kMasked ? 2 * kM : 1];
 };
 

@@ -18,7 +18,7 @@ FOVEA_DEVICE void forward(const ForwardArgs& args) {
 
 template <class S>
 ForwardVariant forward_variant_of() {
-  return {entry_of<ForwardArgs, S::kThreads, 1, forward<S>>("sm80_forward"),
+  return {entry_of<ForwardArgs, S::kThreads, S::kBlocks, forward<S>>("sm80_forward"),
           {S::kRows, S::kKeys, S::kValues, S::kWarps,
            static_cast<std::size_t>(ForwardTask<S>::kBytes)}};
 }
@@ -44,7 +44,8 @@ ForwardVariant narrow_forward(std::int64_t head_dim, bool few, std::size_t share
   if (head_dim <= 64)
     return first_that_fits<ForwardShape<Mode, 64, 128, 64, kWarps, kMasked, false>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<ForwardShape<Mode, 128, 128, 64, kWarps, kMasked, false>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 128, 128, kMasked ? 64 : 32, kWarps, kMasked, false>>(
+        shared_bytes);
   if (head_dim <= 256)
     return first_that_fits<ForwardShape<Mode, 256, 128, 64, 8, kMasked, false>,
                            ForwardShape<Mode, 256, 64, 32, 4, kMasked, false>>(shared_bytes);
@@ -64,11 +65,10 @@ ForwardVariant wide_forward(std::int64_t head_dim, bool few, std::size_t shared_
     return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
   }
   if (head_dim <= 64)
-    return first_that_fits<ForwardShape<Mode, 64, 128, 64, kMasked ? 8 : 4, kMasked, false>>(
+    return first_that_fits<ForwardShape<Mode, 64, 64, 32, 4, kMasked, false, kMasked ? 1 : 3>>(
         shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<ForwardShape<Mode, 128, kMasked ? 64 : 128, 32, 4, kMasked, false>,
-                           ForwardShape<Mode, 128, 64, 32, 4, true, false>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 128, 64, 32, 4, kMasked, false>>(shared_bytes);
   if (head_dim <= 256)
     return first_that_fits<ForwardShape<Mode, 256, 64, 16, 4, true, false>>(shared_bytes);
   return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, false>>(shared_bytes);

@@ -15,10 +15,9 @@
 // ldmatrix reads, and the 32 words of a column-wise read, fall into different banks.
 //
 // Modes. InBf16, InF16: one product, f32 accumulation. InTf32: one product of operands rounded to
-// 10 bits. InF32: every operand is the sum of two such numbers, and of the four products the three
-// large ones are taken, of scores all four. Tensor cores cut sums off; sums in pieces of 16 terms,
-// the small products in sums of their own, added up by ordinary additions, keep that near the
-// rounding of f32.
+// 10 bits. InF32: every operand is the sum of three bf16, and of the nine products the six that
+// count in f32 are taken. Tensor cores cut sums off; sums in pieces of 16 terms, the small products
+// in sums of their own, added up by ordinary additions, keep that near the rounding of f32.
 #pragma once
 
 #include "contract/float_types.h"
@@ -71,58 +70,90 @@ struct Tile {
   FOVEA_DEVICE static int at(int row, int column) { return row * kStride + column; }
 };
 
-/// An f32 as the sum of two numbers that tensor cores take whole.
-struct Split {
-  std::uint32_t high, low;
-};
-template <class Mode>
-FOVEA_DEVICE Split split(float x) {
-  Split s{};
-  s.high = round_tf32(x);
-  if constexpr (std::is_same_v<Mode, InF32>) s.low = round_tf32(x - bits_to_float(s.high));
-  return s;
-}
-
-/// Steps of products of f32 that make a piece.
-inline constexpr int kPiece = 2;
-
-/// What a product is. An error of a score is a relative error of its weight, whose size is that of
-/// the score: where scores are large, the smallest product counts. The transposed scores of
-/// backward equal those of forward bit for bit.
+/// What a product is. The transposed scores of backward equal those of forward bit for bit.
 enum class Product { scores, transposed_scores, other };
 
-/// c[m][n] += sum over a piece of a[step][m] b[step]. Where an operand is infinite the small
-/// products are 0 times infinity: then the large one alone says what the sum is.
-template <class Mode, Product kProduct = Product::other, int kM, int kN>
-FOVEA_DEVICE void add_piece(float (&c)[kM][kN][4], int n, const Split (&a)[kPiece][kM][4],
-                            const Split (&b)[kPiece][2]) {
-  float small[kM][4] = {}, large[kM][4] = {};
+/// Terms of a product of f32 that tensor cores sum up in one piece.
+inline constexpr int kPiece = 16;
+
+/// Two f32, each the sum of three bf16, exactly: the largest parts, what they leave, and the rest.
+struct Parts {
+  std::uint32_t word[3];
+};
+FOVEA_DEVICE Parts parts_of(float low, float high) {
+  Parts parts;
   FOVEA_UNROLL
-  for (int k = 0; k < kPiece; ++k) {
-    const std::uint32_t bh[2] = {b[k][0].high, b[k][1].high}, bl[2] = {b[k][0].low, b[k][1].low};
-    FOVEA_UNROLL
-    for (int m = 0; m < kM; ++m) {
-      const Split(&x)[4] = a[k][m];
-      const std::uint32_t ah[4] = {x[0].high, x[1].high, x[2].high, x[3].high};
-      multiply_tf32(large[m], ah, bh);
-      if constexpr (std::is_same_v<Mode, InF32>) {
-        const std::uint32_t al[4] = {x[0].low, x[1].low, x[2].low, x[3].low};
-        constexpr bool kSwapped = kProduct == Product::transposed_scores;
-        if constexpr (kProduct != Product::other) multiply_tf32(small[m], al, bl);
-        multiply_tf32(small[m], kSwapped ? ah : al, kSwapped ? bl : bh);
-        multiply_tf32(small[m], kSwapped ? al : ah, kSwapped ? bh : bl);
-      }
-    }
+  for (int p = 0; p < 3; ++p) {
+    parts.word[p] = pack<Bf16>(low, high);
+    if (p == 2) break;
+    low -= bits_to_float(parts.word[p] << 16);
+    high -= bits_to_float(parts.word[p] & 0xFFFF0000u);
   }
+  return parts;
+}
+
+/// Operands of a piece as tensor cores take them: A [16 rows, 16 terms] and B [16 terms, 8
+/// columns], by words of a fragment, which hold two terms each.
+template <class Mode>
+struct WideFragment;
+template <>
+struct WideFragment<InF32> {
+  using Word = Parts;
+  FOVEA_DEVICE static Word word(float low, float high) { return parts_of(low, high); }
+};
+/// Two steps of 8 terms.
+struct Pair {
+  std::uint32_t first, second;
+};
+template <>
+struct WideFragment<InTf32> {
+  using Word = Pair;
+  FOVEA_DEVICE static Word word(float low, float high) {
+    return {round_tf32(low), round_tf32(high)};
+  }
+};
+template <class Mode>
+using WideWord = typename WideFragment<Mode>::Word;
+
+/// c += a b, but for the small products, which small takes: they may wait, for fold().
+template <Product kProduct>
+FOVEA_DEVICE void add_piece(float (&c)[4], float (&small)[4], const Parts (&a)[4],
+                            const Parts (&b)[2]) {
+  constexpr bool kSwapped = kProduct == Product::transposed_scores;
+  float large[4] = {};
+  const auto add = [&](float(&to)[4], int p, int q) {
+    const std::uint32_t left[4] = {a[0].word[p], a[1].word[p], a[2].word[p], a[3].word[p]};
+    const std::uint32_t right[2] = {b[0].word[q], b[1].word[q]};
+    multiply<Bf16>(to, left, right);
+  };
+  const auto add_both = [&](int p, int q) {
+    add(small, kSwapped ? p : q, kSwapped ? q : p);
+    add(small, kSwapped ? q : p, kSwapped ? p : q);
+  };
+  add(large, 0, 0);
+  add(small, 1, 1);
+  add_both(0, 2);
+  add_both(0, 1);
   FOVEA_UNROLL
-  for (int m = 0; m < kM; ++m) {
+  for (int x = 0; x < 4; ++x) c[x] += large[x];
+}
+template <Product kProduct>
+FOVEA_DEVICE void add_piece(float (&c)[4], float (&)[4], const Pair (&a)[4], const Pair (&b)[2]) {
+  float sum[4] = {};
+  const std::uint32_t first[4] = {a[0].first, a[1].first, a[2].first, a[3].first};
+  const std::uint32_t second[4] = {a[0].second, a[1].second, a[2].second, a[3].second};
+  multiply_tf32(sum, first, {b[0].first, b[1].first});
+  multiply_tf32(sum, second, {b[0].second, b[1].second});
+  FOVEA_UNROLL
+  for (int x = 0; x < 4; ++x) c[x] += sum[x];
+}
+/// Where an operand is infinite the small products are 0 times infinity: then the large ones alone
+/// say what the sum is.
+template <class Mode>
+FOVEA_DEVICE void fold(float (&c)[4], const float (&small)[4]) {
+  if constexpr (std::is_same_v<Mode, InF32>) {
     FOVEA_UNROLL
-    for (int x = 0; x < 4; ++x) {
-      float piece = large[m][x];
-      if constexpr (std::is_same_v<Mode, InF32>)
-        piece += small[m][x] - small[m][x] == 0 ? small[m][x] : 0.0f;
-      c[m][n][x] += piece;
-    }
+    for (int x = 0; x < 4; ++x) c[x] += is_finite(small[x]) ? small[x] : 0.0f;
   }
 }
 
@@ -156,52 +187,76 @@ FOVEA_DEVICE void multiply_pair(float (&c)[kM][kN][4], int n, const std::uint32_
   }
 }
 
-// Fragments of f32 tiles. Where the right operand is [terms, columns], a step's terms are taken in
-// the order 0, 2, 4, 6, 1, 3, 5, 7, which is how accumulators hold them as left operands.
+// Fragments of f32 tiles: of each word a lane holds two terms. Which, is the same for both operands
+// of a product: t, t + 4 and t + 8, t + 12 of a piece where both have rows of terms, as matrices of
+// 4 columns are read, and otherwise, as in 16 bits, 2t, 2t + 1 and 2t + 8, 2t + 9.
 
+/// A [16 rows, 16 terms] from [rows, terms]; reader_by_rows.
 template <class Mode>
-FOVEA_DEVICE void load_split(Split (&to)[4], const MatrixReader<float>& reader, int offset) {
-  std::uint32_t words[4];
-  reader.load(words, offset);
+FOVEA_DEVICE void load_left_by_rows(WideWord<Mode> (&a)[4], const MatrixReader<float>& reader,
+                                    int offset) {
   FOVEA_UNROLL
-  for (int x = 0; x < 4; ++x) to[x] = split<Mode>(bits_to_float(words[x]));
-}
-/// A [16 rows, 8 terms] from [rows, terms], for a right operand [terms, columns].
-template <class Mode, class T>
-FOVEA_DEVICE void load_left_in_order_split(Split (&a)[4], const T& tile, int row, int term) {
-  const int g = lane() / 4, t = lane() % 4;
-  FOVEA_UNROLL
-  for (int x = 0; x < 4; ++x)
-    a[x] = split<Mode>(tile.data[T::at(row + g + x % 2 * 8, term + 2 * t + x / 2)]);
-}
-/// The same from [terms, rows].
-template <class Mode, class T>
-FOVEA_DEVICE void load_left_transposed_split(Split (&a)[4], const T& tile, int row, int term) {
-  const int g = lane() / 4, t = lane() % 4;
-  FOVEA_UNROLL
-  for (int x = 0; x < 4; ++x)
-    a[x] = split<Mode>(tile.data[T::at(term + 2 * t + x / 2, row + g + x % 2 * 8)]);
-}
-template <class Mode, class T>
-FOVEA_DEVICE void load_right_transposed_split(Split (&b)[2], const T& tile, int column, int term) {
-  const int g = lane() / 4, t = lane() % 4;
-  FOVEA_UNROLL
-  for (int x = 0; x < 2; ++x) b[x] = split<Mode>(tile.data[T::at(term + 2 * t + x, column + g)]);
-}
-
-/// c += a piece of a times rows `term` and on of B [terms, columns], from column `column` on.
-template <class Mode, int kM, int kN, class B>
-FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const Split (&a)[kPiece][kM][4], const B& b,
-                              int term, int column) {
-  FOVEA_UNROLL
-  for (int n = 0; n < kN; ++n) {
-    Split right[kPiece][2];
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t r[4];
+    reader.load(r, offset + 8 * half);
     FOVEA_UNROLL
-    for (int s = 0; s < kPiece; ++s)
-      load_right_transposed_split<Mode>(right[s], b, column + 8 * n, term + 8 * s);
-    add_piece<Mode>(c, n, a, right);
+    for (int x = 0; x < 2; ++x)
+      a[2 * half + x] = WideFragment<Mode>::word(bits_to_float(r[x]), bits_to_float(r[2 + x]));
   }
 }
+/// B [16 terms, 16 columns] from [columns, terms]: two columns of 8; reader_by_columns.
+template <class Mode>
+FOVEA_DEVICE void load_right_by_columns(WideWord<Mode> (&b)[2][2],
+                                        const MatrixReader<float>& reader, int offset) {
+  FOVEA_UNROLL
+  for (int half = 0; half < 2; ++half) {
+    std::uint32_t r[4];
+    reader.load(r, offset + 8 * half);
+    FOVEA_UNROLL
+    for (int n = 0; n < 2; ++n)
+      b[n][half] = WideFragment<Mode>::word(bits_to_float(r[2 * n]), bits_to_float(r[2 * n + 1]));
+  }
+}
+/// A [16 rows, 16 terms] from [rows, terms], or, kTransposed, [terms, rows], for a right operand
+/// [terms, columns].
+template <class Mode, bool kTransposed, class T>
+FOVEA_DEVICE void load_left_in_order(WideWord<Mode> (&a)[4], const T& tile, int row, int term) {
+  const int g = lane() / 4, t = lane() % 4;
+  FOVEA_UNROLL
+  for (int x = 0; x < 4; ++x) {
+    const int i = row + g + x % 2 * 8, k = term + 2 * t + x / 2 * 8;
+    const int at = kTransposed ? T::at(k, i) : T::at(i, k);
+    const int next = kTransposed ? T::at(k + 1, i) : T::at(i, k + 1);
+    a[x] = WideFragment<Mode>::word(tile.data[at], tile.data[next]);
+  }
+}
+
+/// c += pieces of a times rows `term` and on of B [terms, columns], from column `column` on.
+template <class Mode, int kPieces, int kM, int kN, class B>
+FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const WideWord<Mode> (&a)[kPieces][kM][4],
+                              const B& b, int term, int column) {
+  const int g = lane() / 4, t = lane() % 4;
+  FOVEA_UNROLL
+  for (int n = 0; n < kN; ++n) {
+    float small[kM][4] = {};
+    FOVEA_UNROLL
+    for (int p = 0; p < kPieces; ++p) {
+      WideWord<Mode> right[2];
+      FOVEA_UNROLL
+      for (int x = 0; x < 2; ++x) {
+        const int k = term + kPiece * p + 2 * t + 8 * x, at = column + 8 * n + g;
+        right[x] = WideFragment<Mode>::word(b.data[B::at(k, at)], b.data[B::at(k + 1, at)]);
+      }
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) add_piece<Product::other>(c[m][n], small[m], a[p][m], right);
+    }
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) fold<Mode>(c[m][n], small[m]);
+  }
+}
+/// Pieces whose small products make one sum, of a product over so many terms.
+template <int kTerms>
+inline constexpr int kPiecesTogether = kTerms % (2 * kPiece) == 0 ? 2 : 1;
 /// The same of a step in 16 bits; b: reader_by_rows of [terms, columns].
 template <class B, int kM, int kN>
 FOVEA_DEVICE void add_columns(float (&c)[kM][kN][4], const std::uint32_t (&a)[kM][4],
@@ -238,30 +293,27 @@ FOVEA_DEVICE void rows_by_rows(float (&c)[kM][kN][4], const A& a, int row, const
       }
     }
   } else {
+    float small[kM][kN][4] = {};
     FOVEA_UNROLL
-    for (int k = 0; k < kDepth; k += 8 * kPiece) {
-      Split left[kPiece][kM][4];
+    for (int k = 0; k < kDepth; k += kPiece) {
+      WideWord<Mode> left[kM][4];
       FOVEA_UNROLL
-      for (int s = 0; s < kPiece; ++s) {
-        FOVEA_UNROLL
-        for (int m = 0; m < kM; ++m) load_split<Mode>(left[s][m], lefts, A::at(16 * m, k + 8 * s));
-      }
+      for (int m = 0; m < kM; ++m) load_left_by_rows<Mode>(left[m], lefts, A::at(16 * m, k));
       FOVEA_UNROLL
       for (int n = 0; n < kN; n += 2) {
-        Split first[kPiece][2], second[kPiece][2];
+        WideWord<Mode> right[2][2];
+        load_right_by_columns<Mode>(right, rights, B::at(8 * n, k));
         FOVEA_UNROLL
-        for (int s = 0; s < kPiece; ++s) {
-          Split both[4];
-          load_split<Mode>(both, rights, B::at(8 * n, k + 8 * s));
-          FOVEA_UNROLL
-          for (int x = 0; x < 2; ++x) {
-            first[s][x] = both[x];
-            second[s][x] = both[2 + x];
-          }
+        for (int m = 0; m < kM; ++m) {
+          add_piece<kProduct>(c[m][n], small[m][n], left[m], right[0]);
+          add_piece<kProduct>(c[m][n + 1], small[m][n + 1], left[m], right[1]);
         }
-        add_piece<Mode, kProduct>(c, n, left, first);
-        add_piece<Mode, kProduct>(c, n + 1, left, second);
       }
+    }
+    FOVEA_UNROLL
+    for (int m = 0; m < kM; ++m) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kN; ++n) fold<Mode>(c[m][n], small[m][n]);
     }
   }
 }
@@ -293,16 +345,19 @@ FOVEA_DEVICE void fragments_by_rows(float (&c)[kM][kN][4], const std::uint32_t (
   }
 }
 
-/// c += P B: P [rows, 8 kK keys] as accumulators, B [keys, columns].
-template <class Mode, int kM, int kK, int kN, class B>
+/// c += P B: P [rows, 8 kK keys] as accumulators, B [keys, columns]. prepare(k), for every other k,
+/// comes before p[..][k] and p[..][k + 1] are read: what P is made of may be computed while the
+/// products before it run.
+template <class Mode, int kM, int kK, int kN, class B, class Prepare>
 FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[kM][kK][4],
-                                       const B& b) {
+                                       const B& b, Prepare&& prepare) {
   static_assert(kN % 2 == 0 && kK % 2 == 0);
   using Element = typename Mode::Element;
   if constexpr (!kIsWide<Mode>) {
     const auto rights = reader_by_rows(b, 0, 0);
     FOVEA_UNROLL
     for (int k = 0; k < kK; k += 2) {
+      prepare(k);
       std::uint32_t left[kM][4];
       FOVEA_UNROLL
       for (int m = 0; m < kM; ++m) {
@@ -314,18 +369,20 @@ FOVEA_DEVICE void registers_by_columns(float (&c)[kM][kN][4], const float (&p)[k
       add_columns<B>(c, left, rights, 8 * k);
     }
   } else {
-    static_assert(kK % kPiece == 0);
+    constexpr int kPieces = kPiecesTogether<8 * kK>;
     FOVEA_UNROLL
-    for (int k = 0; k < kK; k += kPiece) {
-      Split left[kPiece][kM][4];
+    for (int k = 0; k < kK; k += 2 * kPieces) {
+      WideWord<Mode> left[kPieces][kM][4];
       FOVEA_UNROLL
-      for (int s = 0; s < kPiece; ++s) {
+      for (int s = 0; s < kPieces; ++s) {
+        prepare(k + 2 * s);
         FOVEA_UNROLL
         for (int m = 0; m < kM; ++m) {
-          left[s][m][0] = split<Mode>(p[m][k + s][0]);
-          left[s][m][1] = split<Mode>(p[m][k + s][2]);
-          left[s][m][2] = split<Mode>(p[m][k + s][1]);
-          left[s][m][3] = split<Mode>(p[m][k + s][3]);
+          FOVEA_UNROLL
+          for (int x = 0; x < 4; ++x) {
+            const float(&pair)[4] = p[m][k + 2 * s + x / 2];
+            left[s][m][x] = WideFragment<Mode>::word(pair[x % 2 * 2], pair[x % 2 * 2 + 1]);
+          }
         }
       }
       add_columns<Mode>(c, left, b, 8 * k, 0);
@@ -354,18 +411,15 @@ FOVEA_DEVICE void tile_by_columns(float (&c)[kM][kN][4], const A& a, int row, co
       add_columns<B>(c, left, rights, k);
     }
   } else {
+    constexpr int kPieces = kPiecesTogether<kTerms>;
     FOVEA_UNROLL
-    for (int k = 0; k < kTerms; k += 8 * kPiece) {
-      Split left[kPiece][kM][4];
+    for (int k = 0; k < kTerms; k += kPieces * kPiece) {
+      WideWord<Mode> left[kPieces][kM][4];
       FOVEA_UNROLL
-      for (int s = 0; s < kPiece; ++s) {
+      for (int s = 0; s < kPieces; ++s) {
         FOVEA_UNROLL
-        for (int m = 0; m < kM; ++m) {
-          if constexpr (kTransposed)
-            load_left_transposed_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
-          else
-            load_left_in_order_split<Mode>(left[s][m], a, row + 16 * m, k + 8 * s);
-        }
+        for (int m = 0; m < kM; ++m)
+          load_left_in_order<Mode, kTransposed>(left[s][m], a, row + 16 * m, k + kPiece * s);
       }
       add_columns<Mode>(c, left, b, k, column);
     }

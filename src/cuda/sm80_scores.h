@@ -17,8 +17,6 @@ inline constexpr float kLargestFloat = 3.4028234663852886e38f;
 inline constexpr float kLeastScore =
     static_cast<float>(-static_cast<double>(kLargestFloat) / 1.4426950408889634);
 
-FOVEA_DEVICE bool is_finite(float x) { return x - x == 0; }
-
 FOVEA_DEVICE float float_at(const plain::Floats& x, std::int64_t batch_offset, std::int64_t n,
                             float otherwise) {
   return x.data == nullptr ? otherwise

@@ -109,6 +109,45 @@ FOVEA_DEVICE void copy_rows(const T& tile, const HeadRows& rows, std::int64_t fi
   }
 }
 
+/// How many tiles of kRows rows, of which there are `rows`, can be copied by WholeTile: their
+/// `width` fills tiles, and their numbers have 31 bits.
+template <int kRows, int kColumns>
+FOVEA_DEVICE int whole_tiles(const HeadRows& from, std::int64_t rows, std::int64_t width) {
+  const bool simple = from.aligned && from.pages == nullptr && from.row >= 0 &&
+                      from.row <= INT32_MAX && width % kColumns == 0 && rows <= INT32_MAX;
+  return simple ? static_cast<int>(rows / kRows) : 0;
+}
+/// The same of a whole tile, in the fewest instructions, and in two parts: what they need is read
+/// from shared memory at a time when nobody waits for it.
+template <int kRows, int kColumns, int kThreads, class T>
+class WholeTile {
+  static constexpr int kChunks = kColumns / T::kInChunk, kStep = kThreads / kChunks;
+
+ public:
+  static constexpr bool kCan = kThreads >= kChunks && kRows % (kStep > 0 ? kStep : 1) == 0;
+
+  FOVEA_DEVICE WholeTile(const HeadRows& rows, int number, int first_column = 0)
+      : thread_(fresh(thread_index())), bytes_(static_cast<std::uint32_t>(rows.row)) {
+    const auto row = static_cast<std::uint32_t>(number * kRows + thread_ / kChunks);
+    from_ = rows.base + static_cast<std::uint64_t>(row) * bytes_ +
+            (first_column * 16 / T::kInChunk + thread_ % kChunks * 16);
+  }
+  FOVEA_DEVICE void copy_to(const T& tile) const {
+    const int row = thread_ / kChunks, column = thread_ % kChunks * T::kInChunk;
+    const char* from = from_;
+    FOVEA_UNROLL
+    for (int r = 0; r < kRows; r += kStep) {
+      copy_async_16(tile.data, T::at(row + r, column), from, true);
+      from += static_cast<std::uint64_t>(kStep) * bytes_;
+    }
+  }
+
+ private:
+  int thread_;
+  std::uint32_t bytes_;
+  const char* from_;  ///< the thread's first 16 bytes
+};
+
 /// Whether the thread's share of a tile holds a number that is not finite. Sixteen bytes at a time,
 /// and by the bits: the exponent of such a number is all ones, and one more carries into the sign.
 template <int kRows, int kColumns, int kThreads, class T>
@@ -148,6 +187,30 @@ FOVEA_DEVICE void store_pair(const plain::Run<char*>& to, int column, int left, 
   }
   if (left >= 1) store_element(to.data, to.element, column * to.column, low);
   if (left >= 2) store_element(to.data, to.element, (column + 1) * to.column, high);
+}
+
+/// Stores a lane's pairs n of a row's elements, 8 columns from one to the next, of which `left`
+/// columns are within the row. pair(n, x): element x of pair n.
+template <class Mode, int kPairs, class Pair>
+FOVEA_DEVICE void store_row_pairs(const plain::Run<char*>& to, int column, int left, Pair&& pair) {
+  using Element = typename Mode::Element;
+  constexpr auto kSize = static_cast<int>(sizeof(Element));
+  char* at = to.data + column * kSize;
+  const bool simple = to.element == Mode::kElement && to.column == 1 && left > 8 * kPairs - 7 &&
+                      reinterpret_cast<std::uintptr_t>(at) % (2 * kSize) == 0;
+  if (simple) {
+    FOVEA_UNROLL
+    for (int n = 0; n < kPairs; ++n) {
+      if constexpr (kIsWide<Mode>)
+        store_8(at + 32 * n, pair(n, 0), pair(n, 1));
+      else
+        reinterpret_cast<std::uint32_t*>(at)[4 * n] = pack<Element>(pair(n, 0), pair(n, 1));
+    }
+    return;
+  }
+  FOVEA_UNROLL
+  for (int n = 0; n < kPairs; ++n)
+    store_pair(to, column + 8 * n, left - 8 * n, pair(n, 0), pair(n, 1));
 }
 
 }  // namespace fovea::cuda::FOVEA_WORLD

@@ -1,4 +1,5 @@
-// Copies of 16 bytes: global memory to and from registers, and asynchronously to shared memory.
+// Copies of 16 bytes (8 to global memory, too): global memory to and from registers, and
+// asynchronously to shared memory.
 //
 // An asynchronous copy has arrived, for the thread that issued it, behind the copy_wait that covers
 // its group, and for other threads behind a barrier after that. The emulation puts NaN in its
@@ -22,6 +23,9 @@ FOVEA_DEVICE Words4 load_16(const void* global) {
 }
 FOVEA_DEVICE void store_16(void* global, Words4 x) {
   *static_cast<uint4*>(global) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+}
+FOVEA_DEVICE void store_8(void* global, float x0, float x1) {
+  *static_cast<float2*>(global) = make_float2(x0, x1);
 }
 
 /// to[index ...] = 16 bytes of `from`, or zeros where not valid; `from` is then not touched.
@@ -48,6 +52,11 @@ FOVEA_DEVICE Words4 load_16(const void* global) {
 FOVEA_DEVICE void store_16(void* global, Words4 x) {
   emulation::check_aligned(global, 16, "16 bytes of global memory");
   *static_cast<Words4*>(global) = x;
+}
+FOVEA_DEVICE void store_8(void* global, float x0, float x1) {
+  emulation::check_aligned(global, 8, "8 bytes of global memory");
+  static_cast<float*>(global)[0] = x0;
+  static_cast<float*>(global)[1] = x1;
 }
 
 template <class T>
