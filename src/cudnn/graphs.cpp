@@ -47,7 +47,18 @@ void* find_symbol(void* library, const char* name) {
     FOVEA_RUNTIME(cudaMemsetAsync),
     FOVEA_RUNTIME(cudaGetErrorString),
     FOVEA_RUNTIME(cudaRuntimeGetVersion),
+    FOVEA_RUNTIME(cudaGetLastError),
     FOVEA_RUNTIME(cudaStreamIsCapturing),
+    FOVEA_RUNTIME(cudaStreamSynchronize),
+    FOVEA_RUNTIME(cudaThreadExchangeStreamCaptureMode),
+    FOVEA_RUNTIME(cudaUserObjectCreate),
+    FOVEA_RUNTIME(cudaUserObjectRelease),
+    FOVEA_RUNTIME(cudaGraphRetainUserObject),
+#if CUDART_VERSION >= 13000
+    FOVEA_RUNTIME(cudaStreamGetCaptureInfo),
+#else
+    FOVEA_RUNTIME(cudaStreamGetCaptureInfo_v2),
+#endif
 #if CUDART_VERSION >= 12080
     FOVEA_RUNTIME(cudaGetDriverEntryPointByVersion),
 #else
