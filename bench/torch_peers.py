@@ -17,6 +17,7 @@ which an empty autograd.Function is shown beside it. --rope runs layers one afte
 gradients, the result of one being q of the next: `rope_attention`, against PyTorch's own attention
 after rotation by eager operations.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -47,7 +48,8 @@ class Side:
     def __init__(self, inputs: peers.Inputs, device: str, enabled: bool) -> None:
         self._call, self._enabled = peers.Theirs(inputs), enabled
         self._finish: Callable[[], None] = (
-            torch.cuda.synchronize if device == "cuda" else lambda: None)
+            torch.cuda.synchronize if device == "cuda" else lambda: None
+        )
 
     def state(self) -> contextlib.AbstractContextManager[None]:
         return fovea.torch.enabled(strict=True) if self._enabled else contextlib.nullcontext()
@@ -58,6 +60,7 @@ class Side:
 
     def seconds(self, calls: int) -> float:
         """Seconds a call, in its state and warm."""
+
         def several() -> None:
             for _ in range(calls):
                 self._call.run()
@@ -139,11 +142,18 @@ def overhead() -> dict[str, float]:
     def nothing() -> None:
         torch.autograd.grad(Nothing.apply((out, dq, dk, dv), *leaves), leaves, dout)
 
-    runs = {"native forward": ready, "routed forward": routed, "native both": ready_both,
-            "routed both": routed_both, "empty autograd.Function": nothing}
+    runs = {
+        "native forward": ready,
+        "routed forward": routed,
+        "native both": ready_both,
+        "routed both": routed_both,
+        "empty autograd.Function": nothing,
+    }
     with fovea.torch.enabled(strict=True, num_threads=1):
-        windows = [[peers.seconds(run, OVERHEAD_CALLS) for run in runs.values()]
-                   for _ in range(OVERHEAD_WINDOWS)]
+        windows = [
+            [peers.seconds(run, OVERHEAD_CALLS) for run in runs.values()]
+            for _ in range(OVERHEAD_WINDOWS)
+        ]
     return {name: 1e6 * min(times) for name, times in zip(runs, zip(*windows))}
 
 
@@ -169,30 +179,40 @@ def rope_chain(shape: tuple[int, ...], layers: int, device: str, rounds: int) ->
         if not error < peers.TOLERANCE["bf16"]:
             print(f"FAILED: the results differ by {error:.1e}")
             return 1
-        times = [[peers.seconds(lambda: chain(way, layers), 1) for way in ways]
-                 for _ in range(rounds)]
+        times = [
+            [peers.seconds(lambda: chain(way, layers), 1) for way in ways] for _ in range(rounds)
+        ]
     fused_s, eager_s = (statistics.median(t) for t in zip(*times))
     low, middle, high = statistics.quantiles((b / a for a, b in times), method="inclusive")
-    print(f"{layers} layers of {'x'.join(map(str, shape))} bf16 on {device}: fused {fused_s:.3f} s, "
-          f"eager {eager_s:.3f} s, ratio {middle:.2f} [{low:.2f} .. {high:.2f}], error {error:.1e}")
+    print(
+        f"{layers} layers of {'x'.join(map(str, shape))} bf16 on {device}: fused {fused_s:.3f} s, "
+        f"eager {eager_s:.3f} s, ratio {middle:.2f} [{low:.2f} .. {high:.2f}], error {error:.1e}"
+    )
     return 0
 
 
 def parse() -> argparse.Namespace:
     summary, _, details = (__doc__ or "").partition("\n")
-    parser = argparse.ArgumentParser(description=summary, epilog=details,
-                                     formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=summary, epilog=details, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--device", choices=["cpu", "cuda"], default="cpu")
     parser.add_argument("--overhead", action="store_true", help="the cost of the smallest call")
-    parser.add_argument("--rope", type=lambda text: tuple(map(int, text.split("x"))),
-                        metavar="BxHxSxD", help="fused RoPE against eager rotation, in layers")
+    parser.add_argument(
+        "--rope",
+        type=lambda text: tuple(map(int, text.split("x"))),
+        metavar="BxHxSxD",
+        help="fused RoPE against eager rotation, in layers",
+    )
     parser.add_argument("--layers", type=int, default=12, help="of --rope")
     parser.add_argument("--dtypes", nargs="+", choices=peers.DTYPES, default=["f32", "bf16"])
-    parser.add_argument("--variants", nargs="+", choices=peers.VARIANTS,
-                        default=list(peers.VARIANTS))
+    parser.add_argument(
+        "--variants", nargs="+", choices=peers.VARIANTS, default=list(peers.VARIANTS)
+    )
     parser.add_argument("--head-dims", nargs="+", type=int, default=[64, 128], metavar="D")
-    parser.add_argument("--directions", nargs="+", choices=peers.DIRECTIONS,
-                        default=peers.DIRECTIONS)
+    parser.add_argument(
+        "--directions", nargs="+", choices=peers.DIRECTIONS, default=peers.DIRECTIONS
+    )
     parser.add_argument("--seq", nargs="+", type=int, metavar="S", default=[512, 1024, 2048, 4096])
     parser.add_argument("--rounds", type=int, default=7, help="7 or more for a claim")
     for name in ("--json", "--markdown"):
@@ -217,8 +237,9 @@ def main() -> int:
     if options.device == "cuda":
         about["device"] = torch.cuda.get_device_name()
     rows = []
-    for wanted in itertools.product(options.dtypes, options.head_dims, options.variants,
-                                    options.seq, options.directions):
+    for wanted in itertools.product(
+        options.dtypes, options.head_dims, options.variants, options.seq, options.directions
+    ):
         rows.append(measure(peers.Case(*wanted), options.device, options.rounds))
         print(rows[-1], flush=True)
         peers.write(options, about, rows)

@@ -1,9 +1,9 @@
 """python -m fovea: what is here, whether it is right, and what would serve a call.
 
-    python -m fovea info                    devices and kernels, as JSON with --json
-    python -m fovea check                   the self-check of every kernel that runs here
-    python -m fovea doctor [--shape 1x24x4096x128] [--dtype bf16] [--device cpu] [--causal]
-    python -m fovea memory [--train]        peak memory against length, Fovea and unfused
+python -m fovea info                    devices and kernels, as JSON with --json
+python -m fovea check                   the self-check of every kernel that runs here
+python -m fovea doctor [--shape 1x24x4096x128] [--dtype bf16] [--device cpu] [--causal]
+python -m fovea memory [--train]        peak memory against length, Fovea and unfused
 """
 
 from __future__ import annotations
@@ -44,8 +44,9 @@ def _parser() -> argparse.ArgumentParser:
     command.add_argument("--lengths", type=int, nargs="+", default=[1536, 4096, 8192, 16384])
     command.add_argument("--heads", type=int, default=1)
     command.add_argument("--head-dim", type=int, default=64)
-    command.add_argument("--train", action="store_true",
-                         help="one training step of a FLUX-shaped block instead")
+    command.add_argument(
+        "--train", action="store_true", help="one training step of a FLUX-shaped block instead"
+    )
     return parser
 
 

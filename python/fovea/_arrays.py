@@ -31,7 +31,9 @@ def dtype_name(array: Array, argument: str) -> str:
     """ "float32" and the like, of an array of any library."""
     name = str(array.dtype).rpartition(".")[2]
     if name not in _DTYPES:
-        raise TypeError(f"[fovea] {argument}: dtype must be one of {', '.join(_DTYPES)}; got {name}")
+        raise TypeError(
+            f"[fovea] {argument}: dtype must be one of {', '.join(_DTYPES)}; got {name}"
+        )
     return name
 
 
@@ -57,9 +59,7 @@ class _Results:
 
     def __init__(self, like: Array) -> None:
         self._name = library_of(like, "q")
-        self._module = importlib.import_module(
-            "jax.dlpack" if self._name == "jax" else self._name
-        )
+        self._module = importlib.import_module("jax.dlpack" if self._name == "jax" else self._name)
         self._device = _device_of(like)
 
     def empty(self, shape: Sequence[int], dtype: str) -> Array:
@@ -130,9 +130,21 @@ def attention(
         from . import torch as fovea_torch
 
         return fovea_torch.attention(
-            q, k, v, mask=mask, is_causal=is_causal, band=band, scale=scale, softcap=softcap,
-            alibi=alibi, sinks=sinks, seqused_k=seqused_k, return_lse=return_lse, job=job,
-            **_refuse_out(out, stream), **options,
+            q,
+            k,
+            v,
+            mask=mask,
+            is_causal=is_causal,
+            band=band,
+            scale=scale,
+            softcap=softcap,
+            alibi=alibi,
+            sinks=sinks,
+            seqused_k=seqused_k,
+            return_lse=return_lse,
+            job=job,
+            **_refuse_out(out, stream),
+            **options,
         )
     check_operands(q, k, v)
     settings = _settings(is_causal, band, scale, softcap, options)
@@ -155,7 +167,10 @@ def _refuse_out(out: Array | None, stream: int | None) -> dict[str, Any]:
 
 
 def _settings(
-    is_causal: bool, band: Band | None, scale: float | None, softcap: float,
+    is_causal: bool,
+    band: Band | None,
+    scale: float | None,
+    softcap: float,
     options: dict[str, Any],
 ) -> Settings:
     try:
@@ -184,8 +199,15 @@ class AttentionPlan:
     """A call that was validated and whose kernel was chosen once, to be run often on arrays of the
     same shapes, strides and dtypes. Made by `fovea.plan`."""
 
-    def __init__(self, settings: Settings, q: Array, k: Array, v: Array, out: Array,
-                 extras: dict[str, Array] | None) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        extras: dict[str, Array] | None,
+    ) -> None:
         self._plan = _native.Plan.forward(native(settings), q, k, v, out, None, extras)
 
     @property
@@ -203,8 +225,18 @@ class AttentionPlan:
         """Scratch memory beyond inputs and outputs."""
         return self._plan.workspace_bytes
 
-    def run(self, q: Array, k: Array, v: Array, out: Array, *, mask: Array | None = None,
-            sinks: Array | None = None, stream: int = 0, job: _native.Job | None = None) -> Array:
+    def run(
+        self,
+        q: Array,
+        k: Array,
+        v: Array,
+        out: Array,
+        *,
+        mask: Array | None = None,
+        sinks: Array | None = None,
+        stream: int = 0,
+        job: _native.Job | None = None,
+    ) -> Array:
         """Writes the result into `out` and returns it."""
         extras = _extras(mask=mask, sinks=sinks)
         self._plan.run_forward(q, k, v, out, None, extras, stream, job)
@@ -212,9 +244,18 @@ class AttentionPlan:
 
 
 def plan(
-    q: Array, k: Array, v: Array, out: Array, *, mask: Array | None = None,
-    sinks: Array | None = None, is_causal: bool = False, band: Band | None = None,
-    scale: float | None = None, softcap: float = 0.0, **options: Any,
+    q: Array,
+    k: Array,
+    v: Array,
+    out: Array,
+    *,
+    mask: Array | None = None,
+    sinks: Array | None = None,
+    is_causal: bool = False,
+    band: Band | None = None,
+    scale: float | None = None,
+    softcap: float = 0.0,
+    **options: Any,
 ) -> AttentionPlan:
     """Plans `attention(q, k, v, ...)` into `out`; the arguments are those of `attention`."""
     settings = _settings(is_causal, band, scale, softcap, options)
@@ -222,7 +263,10 @@ def plan(
 
 
 def merge_partials(
-    outs: Sequence[Array], lses: Sequence[Array], *, sinks: Array | None = None,
+    outs: Sequence[Array],
+    lses: Sequence[Array],
+    *,
+    sinks: Array | None = None,
     stream: int | None = None,
 ) -> tuple[Array, Array]:
     """Merges results over disjoint sets of keys, each computed without the sink; returns (out, lse).

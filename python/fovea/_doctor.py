@@ -12,7 +12,9 @@ from ._band import Band
 from ._config import Settings, native
 
 
-def report(shape: tuple[int, int, int, int], dtype: str, device: str, causal: bool) -> Iterator[str]:
+def report(
+    shape: tuple[int, int, int, int], dtype: str, device: str, causal: bool
+) -> Iterator[str]:
     """The lines of the report, for a call of self-attention."""
     found = info()
     yield f"fovea {found['version']}, Python {platform.python_version()}, {found['library']}"
@@ -57,9 +59,7 @@ def _kernel_lines(arrays: tuple[Any, Any], causal: bool) -> Iterator[str]:
         yield "  No kernel of Fovea serves it."
 
 
-def _torch_lines(
-    shape: tuple[int, ...], dtype: str, device: str, causal: bool
-) -> Iterator[str]:
+def _torch_lines(shape: tuple[int, ...], dtype: str, device: str, causal: bool) -> Iterator[str]:
     import torch
 
     from . import providers

@@ -27,8 +27,9 @@ def _measured(how: str, length: int, heads: int, head_dim: int, train: bool) -> 
     if how == "unfused" and 4 * heads * length * length > UNFUSED_LIMIT_BYTES:
         return "not tried"
     call = json.dumps([how, length, heads, head_dim, train])
-    done = subprocess.run([sys.executable, "-m", "fovea._memory", call],
-                          capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        [sys.executable, "-m", "fovea._memory", call], capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         return "failed"
     return f"{int(done.stdout) / 2**20:.1f} MiB"

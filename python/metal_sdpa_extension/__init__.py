@@ -20,14 +20,26 @@ QUANT_TENSOR_WISE = 0
 QUANT_BLOCK_WISE = 2
 
 _COUNTERS = (
-    "total", "quantized_autograd", "fp32_autograd", "fp32_direct", "fp32_instream",
-    "rope_instream", "rope_autograd", "pytorch_fallback", "mask_all_true_skipped",
+    "total",
+    "quantized_autograd",
+    "fp32_autograd",
+    "fp32_direct",
+    "fp32_instream",
+    "rope_instream",
+    "rope_autograd",
+    "pytorch_fallback",
+    "mask_all_true_skipped",
 )
 
 
 def metal_scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, scale: float | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    scale: float | None = None,
     enable_gqa: bool = False,
 ) -> Tensor:
     """scaled_dot_product_attention, with gradients."""
@@ -35,8 +47,14 @@ def metal_scaled_dot_product_attention(
 
 
 def rope_scaled_dot_product_attention(
-    query: Tensor, key: Tensor, value: Tensor, rope_cos: Tensor, rope_sin: Tensor | None,
-    attn_mask: Tensor | None = None, is_causal: bool = False, scale: float | None = None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    rope_cos: Tensor,
+    rope_sin: Tensor | None,
+    attn_mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
 ) -> Tensor:
     """The same after RoPE on interleaved pairs; tables [S, D], [1, S, D] or [batch, S, D]."""
     return direct_rope_attention(query, key, value, rope_cos, rope_sin, attn_mask, is_causal, scale)
@@ -46,13 +64,19 @@ def metal_flash_attention_autograd(
     query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float = 0.0
 ) -> Tensor:
     """Attention with gradients; a scale of 0 stands for 1/sqrt(head_dim)."""
-    return direct_attention(query, key, value, None, 0.0, is_causal, scale or None,
-                            query.shape[-3] != key.shape[-3])
+    return direct_attention(
+        query, key, value, None, 0.0, is_causal, scale or None, query.shape[-3] != key.shape[-3]
+    )
 
 
 def metal_quantized_flash_attention_autograd(
-    query: Tensor, key: Tensor, value: Tensor, is_causal: bool = False, scale: float = 0.0,
-    target_precision: int = QUANT_INT8, quant_mode: int = QUANT_TENSOR_WISE,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    is_causal: bool = False,
+    scale: float = 0.0,
+    target_precision: int = QUANT_INT8,
+    quant_mode: int = QUANT_TENSOR_WISE,
     attn_mask: Tensor | None = None,
 ) -> Tensor:
     """Not built yet."""
@@ -114,7 +138,10 @@ def attention_mechanism(name: str) -> Callable[..., Tensor]:
     -int4, which are not built yet."""
     if name == "metal-flash-attention":
         return metal_scaled_dot_product_attention
-    precisions = {"metal-flash-attention-int8": QUANT_INT8, "metal-flash-attention-int4": QUANT_INT4}
+    precisions = {
+        "metal-flash-attention-int8": QUANT_INT8,
+        "metal-flash-attention-int4": QUANT_INT4,
+    }
     if name in precisions:
         raise NotImplementedError(_quantized(precisions[name], QUANT_BLOCK_WISE))
     raise ValueError(

@@ -76,20 +76,33 @@ class Block(nn.Module):
         length = sum(x.shape[1] for x in streams)
         cos, sin = tables(length, self.model.head_dim)
         pieces = (self._fused if fused else self._eager)(parts, cos, sin)
-        return [x + s.out(p.transpose(1, 2).flatten(2))
-                for s, x, p in zip(self.streams, streams, pieces, strict=True)]
+        return [
+            x + s.out(p.transpose(1, 2).flatten(2))
+            for s, x, p in zip(self.streams, streams, pieces, strict=True)
+        ]
 
     def _fused(self, parts, cos, sin):
         q, k, v = ([p[n] for p in parts] for n in range(3))
         table = (torch.complex(cos, sin),) if self.model.complex_table else (cos, sin)
-        out = ft.qk_norm_rope_attention(q, k, v, [s.q_norm for s in self.streams],
-                                        [s.k_norm for s in self.streams], *table, eps=EPS)
+        out = ft.qk_norm_rope_attention(
+            q,
+            k,
+            v,
+            [s.q_norm for s in self.streams],
+            [s.k_norm for s in self.streams],
+            *table,
+            eps=EPS,
+        )
         return out if isinstance(out, list) else [out]
 
     def _eager(self, parts, cos, sin):
         dim = (self.model.head_dim,)
-        q = torch.cat([F.rms_norm(p[0], dim, s.q_norm, EPS) for p, s in zip(parts, self.streams)], 2)
-        k = torch.cat([F.rms_norm(p[1], dim, s.k_norm, EPS) for p, s in zip(parts, self.streams)], 2)
+        q = torch.cat(
+            [F.rms_norm(p[0], dim, s.q_norm, EPS) for p, s in zip(parts, self.streams)], 2
+        )
+        k = torch.cat(
+            [F.rms_norm(p[1], dim, s.k_norm, EPS) for p, s in zip(parts, self.streams)], 2
+        )
         v = torch.cat([p[2] for p in parts], 2)
         out = ft.eager_rope_attention(q, k, v, cos, sin, enable_gqa=True)
         return out.split([p[0].shape[2] for p in parts], 2)

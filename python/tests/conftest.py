@@ -5,10 +5,18 @@ import pytest
 
 
 def pytest_addoption(parser):
-    parser.addoption("--parity-calls", type=int, default=60,
-                     help="random calls of scaled_dot_product_attention to compare (2000 for all)")
-    parser.addoption("--flux-heads", type=int, default=2,
-                     help="heads of the largest test of f32 (24 for a whole FLUX block)")
+    parser.addoption(
+        "--parity-calls",
+        type=int,
+        default=60,
+        help="random calls of scaled_dot_product_attention to compare (2000 for all)",
+    )
+    parser.addoption(
+        "--flux-heads",
+        type=int,
+        default=2,
+        help="heads of the largest test of f32 (24 for a whole FLUX block)",
+    )
     parser.addoption("--parity-seed", type=int, default=0, help="of the first random call")
 
 

@@ -49,8 +49,9 @@ def assert_by_rule(actual, exact, unfused, what=""):
 
 def assert_attention_by_rule(function, q, k, v, **options):
     """Forward and gradients of function(q, k, v) against the formulas with the same options."""
-    inputs = [t.detach().clone(memory_format=torch.preserve_format).requires_grad_()
-              for t in (q, k, v)]
+    inputs = [
+        t.detach().clone(memory_format=torch.preserve_format).requires_grad_() for t in (q, k, v)
+    ]
     out = function(*inputs)
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(7)).to(out)
     found = [out, *gradients(out, inputs, dout)]
@@ -68,11 +69,27 @@ def _all_of(inputs, dout, dtype, options):
     return [out, *gradients(out, leaves, dout)]
 
 
-def operands(batch=2, q_heads=4, q_len=33, head_dim=16, kv_heads=None, kv_len=None,
-             v_head_dim=None, dtype=torch.float32, seed=0, requires_grad=False, device="cpu"):
+def operands(
+    batch=2,
+    q_heads=4,
+    q_len=33,
+    head_dim=16,
+    kv_heads=None,
+    kv_len=None,
+    v_head_dim=None,
+    dtype=torch.float32,
+    seed=0,
+    requires_grad=False,
+    device="cpu",
+):
     generator = torch.Generator().manual_seed(seed)
     kv_heads, kv_len = kv_heads or q_heads, q_len if kv_len is None else kv_len
-    shapes = ((batch, q_heads, q_len, head_dim), (batch, kv_heads, kv_len, head_dim),
-              (batch, kv_heads, kv_len, v_head_dim or head_dim))
-    return [torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(requires_grad)
-            for shape in shapes]
+    shapes = (
+        (batch, q_heads, q_len, head_dim),
+        (batch, kv_heads, kv_len, head_dim),
+        (batch, kv_heads, kv_len, v_head_dim or head_dim),
+    )
+    return [
+        torch.randn(shape, generator=generator).to(device, dtype).requires_grad_(requires_grad)
+        for shape in shapes
+    ]

@@ -11,8 +11,10 @@ np = pytest.importorskip("numpy")
 
 def arrays(q_heads=4, kv_heads=2, q_len=9, kv_len=13, dtype="float32"):
     rng = np.random.default_rng(0)
-    return [rng.standard_normal(shape).astype(dtype) for shape in
-            ((2, q_heads, q_len, 8), (2, kv_heads, kv_len, 8), (2, kv_heads, kv_len, 8))]
+    return [
+        rng.standard_normal(shape).astype(dtype)
+        for shape in ((2, q_heads, q_len, 8), (2, kv_heads, kv_len, 8), (2, kv_heads, kv_len, 8))
+    ]
 
 
 def formula(q, k, v, mask=None, offset=None):
@@ -40,22 +42,28 @@ def test_numpy_result_and_lse_equal_the_formula():
 def test_numpy_masks_of_both_kinds_and_bands():
     q, k, v = arrays()
     allowed = np.random.default_rng(1).random((9, 13)) < 0.6
-    np.testing.assert_allclose(fovea.attention(q, k, v, mask=allowed), formula(q, k, v, allowed),
-                               atol=1e-6)
+    np.testing.assert_allclose(
+        fovea.attention(q, k, v, mask=allowed), formula(q, k, v, allowed), atol=1e-6
+    )
     bias = np.random.default_rng(2).standard_normal((1, 4, 1, 13)).astype("f4")
-    np.testing.assert_allclose(fovea.attention(q, k, v, mask=bias), formula(q, k, v, bias),
-                               atol=1e-6)
-    np.testing.assert_allclose(fovea.attention(q, k, v, is_causal=True), formula(q, k, v, offset=0),
-                               atol=1e-6)
+    np.testing.assert_allclose(
+        fovea.attention(q, k, v, mask=bias), formula(q, k, v, bias), atol=1e-6
+    )
+    np.testing.assert_allclose(
+        fovea.attention(q, k, v, is_causal=True), formula(q, k, v, offset=0), atol=1e-6
+    )
     band = fovea.Band.causal("bottom_right")
-    np.testing.assert_allclose(fovea.attention(q, k, v, band=band), formula(q, k, v, offset=4),
-                               atol=1e-6)
+    np.testing.assert_allclose(
+        fovea.attention(q, k, v, band=band), formula(q, k, v, offset=4), atol=1e-6
+    )
 
 
 def test_strided_read_only_and_negative_strides_are_read_in_place():
     q, k, v = arrays()
     expected = formula(q, k, v)
-    strided = [np.ascontiguousarray(t.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for t in (q, k, v)]
+    strided = [
+        np.ascontiguousarray(t.transpose(0, 2, 1, 3)).transpose(0, 2, 1, 3) for t in (q, k, v)
+    ]
     for t in strided:
         t.flags.writeable = False
     np.testing.assert_allclose(fovea.attention(*strided), expected, atol=1e-6)
@@ -81,29 +89,47 @@ def test_half_precision_and_f32_by_cast():
     np.testing.assert_allclose(mixed, formula(q, k, v), atol=1e-5)
 
 
-@pytest.mark.parametrize(("change", "error", "message"), [
-    (lambda q, k, v: (q[0], k, v), ValueError, r"q: 4 dimensions .* got shape \(4, 9, 8\)"),
-    (lambda q, k, v: (q, k.astype("c8"), v), TypeError, "k: dtype must be one of .* complex64"),
-    (lambda q, k, v: (q, k, v.astype("i4")), TypeError, "v: dtype must be one of .* int32"),
-    (lambda q, k, v: (q, [1, 2], v), TypeError, "k: expected an array, got list"),
-    (lambda q, k, v: (q, k[:, :1], v), ValueError, "k and v must have the same heads; got k=1, v=2"),
-    (lambda q, k, v: (q, k.astype("f2"), v), ValueError, "q=f32, k=f16, v=f32"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (lambda q, k, v: (q[0], k, v), ValueError, r"q: 4 dimensions .* got shape \(4, 9, 8\)"),
+        (lambda q, k, v: (q, k.astype("c8"), v), TypeError, "k: dtype must be one of .* complex64"),
+        (lambda q, k, v: (q, k, v.astype("i4")), TypeError, "v: dtype must be one of .* int32"),
+        (lambda q, k, v: (q, [1, 2], v), TypeError, "k: expected an array, got list"),
+        (
+            lambda q, k, v: (q, k[:, :1], v),
+            ValueError,
+            "k and v must have the same heads; got k=1, v=2",
+        ),
+        (lambda q, k, v: (q, k.astype("f2"), v), ValueError, "q=f32, k=f16, v=f32"),
+    ],
+)
 def test_bad_operands_are_named_with_their_value(change, error, message):
     with pytest.raises(error, match=message):
         fovea.attention(*change(*arrays()))
 
 
-@pytest.mark.parametrize(("options", "error", "message"), [
-    ({"nonsense": 1}, TypeError, "options: unknown one among nonsense; known: scale"),
-    ({"kernel": "cpu.nobody"}, ValueError, 'unknown kernel "cpu.nobody"'),
-    ({"scale": float("nan")}, ValueError, "scale"),
-    ({"is_causal": True, "band": fovea.Band.causal("top_left")}, ValueError, "is_causal: not together"),
-    ({"is_causal": "yes"}, TypeError, "is_causal: a bool; got 'yes'"),
-    ({"band": fovea.Band("middle")}, ValueError, 'band: top_left or bottom_right; got "middle"'),
-    ({"cast": "f8"}, ValueError, 'cast: unknown dtype "f8"'),
-    ({"softcap": -1.0}, ValueError, "softcap"),
-])
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"nonsense": 1}, TypeError, "options: unknown one among nonsense; known: scale"),
+        ({"kernel": "cpu.nobody"}, ValueError, 'unknown kernel "cpu.nobody"'),
+        ({"scale": float("nan")}, ValueError, "scale"),
+        (
+            {"is_causal": True, "band": fovea.Band.causal("top_left")},
+            ValueError,
+            "is_causal: not together",
+        ),
+        ({"is_causal": "yes"}, TypeError, "is_causal: a bool; got 'yes'"),
+        (
+            {"band": fovea.Band("middle")},
+            ValueError,
+            'band: top_left or bottom_right; got "middle"',
+        ),
+        ({"cast": "f8"}, ValueError, 'cast: unknown dtype "f8"'),
+        ({"softcap": -1.0}, ValueError, "softcap"),
+    ],
+)
 def test_bad_options_are_named_with_their_value(options, error, message):
     with pytest.raises(error, match=message):
         fovea.attention(*arrays(), **options)
@@ -133,8 +159,10 @@ def test_plan_runs_again_and_refuses_other_shapes():
 def test_merged_partials_equal_the_whole():
     q, k, v = arrays()
     whole, whole_lse = fovea.attention(q, k, v, return_lse=True)
-    parts = [fovea.attention(q, k[:, :, s], v[:, :, s], return_lse=True)
-             for s in (slice(0, 5), slice(5, 13))]
+    parts = [
+        fovea.attention(q, k[:, :, s], v[:, :, s], return_lse=True)
+        for s in (slice(0, 5), slice(5, 13))
+    ]
     out, lse = fovea.merge_partials(*zip(*parts))
     np.testing.assert_allclose(out, whole, atol=1e-6)
     np.testing.assert_allclose(lse, whole_lse, atol=1e-6)

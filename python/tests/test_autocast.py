@@ -80,8 +80,10 @@ def test_A6_the_same_compiled_and_checkpointed(path, how, low):
         out = run(path, inputs, how)
         expected = run(path, inputs)
     assert out.dtype == low and torch.equal(out, expected)
-    for a, b in zip(gradients(out, inputs, torch.ones_like(out)),
-                    gradients(expected, inputs, torch.ones_like(out))):
+    for a, b in zip(
+        gradients(out, inputs, torch.ones_like(out)),
+        gradients(expected, inputs, torch.ones_like(out)),
+    ):
         assert a.dtype == b.dtype and torch.equal(a, b)
 
 
@@ -163,7 +165,10 @@ def test_an_explicit_cast_needs_no_autocast():
     out = ft.attention(q, k, v, cast="bf16")
     assert out.dtype == torch.bfloat16
     assert [g.dtype for g in gradients(out, (q, k, v), torch.ones_like(out))] == [
-        torch.float32, torch.float32, torch.bfloat16]
+        torch.float32,
+        torch.float32,
+        torch.bfloat16,
+    ]
 
 
 def test_A9_the_rule_needs_no_particular_rms_norm():

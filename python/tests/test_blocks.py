@@ -30,7 +30,8 @@ def test_R35_A8_fused_equals_eager_in_f64_terms(model):
     exact_block = Block(model).double()
     exact_block.load_state_dict({n: p.double() for n, p in block.state_dict().items()})
     exact, exact_gradients = losses_and_gradients(
-        exact_block, [x.double() for x in streams(model)], False)
+        exact_block, [x.double() for x in streams(model)], False
+    )
     for found, truth in zip([*out, *gradients], [*exact, *exact_gradients]):
         assert found.dtype == torch.float32
         assert float((found - truth).norm()) <= 1e-5 * float(truth.norm()) + 1e-6

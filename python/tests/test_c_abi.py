@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-BUILT = sorted([*ROOT.glob("build/*/src/libfovea.so"), *ROOT.glob("build/*/src/shared/libfovea.so")])
+BUILT = sorted(
+    [*ROOT.glob("build/*/src/libfovea.so"), *ROOT.glob("build/*/src/shared/libfovea.so")]
+)
 
 
 @pytest.fixture(scope="module")
@@ -54,13 +56,23 @@ def test_R36_codes_are_stable_and_a_right_call_is_ok(abi, library):
 def test_R36_bad_arguments_return_errors_never_crash_and_never_print(abi, library, capfd):
     bad = [None]
     for name, value in (
-        ("struct_size", 3), ("softcap", -1.0), ("softcap", float("nan")),
-        ("dropout_probability", 2.0), ("band_anchor", 77), ("cast_dtype", 99),
+        ("struct_size", 3),
+        ("softcap", -1.0),
+        ("softcap", float("nan")),
+        ("dropout_probability", 2.0),
+        ("band_anchor", 77),
+        ("cast_dtype", 99),
         ("quantized_dtype", 3),
     ):
         bad.append(arguments(abi, **{name: value}))
-    for field, value in (("dtype", 99), ("dtype", -1), ("rank", 77), ("rank", -5), ("device_type", 9),
-                         ("data", None)):
+    for field, value in (
+        ("dtype", 99),
+        ("dtype", -1),
+        ("rank", 77),
+        ("rank", -5),
+        ("device_type", 9),
+        ("data", None),
+    ):
         args = arguments(abi)
         setattr(args.keep[2].q.segments[0].tensor, field, value)
         bad.append(args)

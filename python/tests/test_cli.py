@@ -49,8 +49,16 @@ def test_doctor_without_pytorch(capsys, monkeypatch):
     assert "PyTorch is not installed" in text and text.count(" serves.\n") == 1
 
 
-@pytest.mark.parametrize("arguments", [[], ["doctor", "--shape", "1x2"], ["doctor", "--dtype", "f8"],
-                                       ["cure"], ["doctor", "--shape", "0x1x1x1"]])
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        [],
+        ["doctor", "--shape", "1x2"],
+        ["doctor", "--dtype", "f8"],
+        ["cure"],
+        ["doctor", "--shape", "0x1x1x1"],
+    ],
+)
 def test_wrong_usage_exits_with_2(arguments, capsys):
     with pytest.raises(SystemExit) as end:
         main(arguments)

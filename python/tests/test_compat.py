@@ -17,13 +17,10 @@ import metal_sdpa_extension as metal  # noqa: E402
 import pytorch_custom_op_ffi as ffi  # noqa: E402
 
 SIGNATURES = {
-    "metal_scaled_dot_product_attention":
-        "query,key,value,attn_mask=None,dropout_p=0.0,is_causal=False,scale=None,enable_gqa=False",
-    "rope_scaled_dot_product_attention":
-        "query,key,value,rope_cos,rope_sin,attn_mask=None,is_causal=False,scale=None",
+    "metal_scaled_dot_product_attention": "query,key,value,attn_mask=None,dropout_p=0.0,is_causal=False,scale=None,enable_gqa=False",
+    "rope_scaled_dot_product_attention": "query,key,value,rope_cos,rope_sin,attn_mask=None,is_causal=False,scale=None",
     "metal_flash_attention_autograd": "query,key,value,is_causal=False,scale=0.0",
-    "metal_quantized_flash_attention_autograd":
-        "query,key,value,is_causal=False,scale=0.0,target_precision=3,quant_mode=0,attn_mask=None",
+    "metal_quantized_flash_attention_autograd": "query,key,value,is_causal=False,scale=0.0,target_precision=3,quant_mode=0,attn_mask=None",
     "set_quantization_mode": "precision,block_mode",
     "clear_quantization_mode": "",
     "get_dispatch_stats": "",
@@ -33,8 +30,17 @@ SIGNATURES = {
     "is_metal_available": "",
     "get_version": "",
 }
-COUNTERS = ["total", "quantized_autograd", "fp32_autograd", "fp32_direct", "fp32_instream",
-            "rope_instream", "rope_autograd", "pytorch_fallback", "mask_all_true_skipped"]
+COUNTERS = [
+    "total",
+    "quantized_autograd",
+    "fp32_autograd",
+    "fp32_direct",
+    "fp32_instream",
+    "rope_instream",
+    "rope_autograd",
+    "pytorch_fallback",
+    "mask_all_true_skipped",
+]
 
 
 @pytest.fixture(autouse=True)
@@ -165,16 +171,19 @@ def test_a_scale_of_zero_is_the_default_of_the_autograd_function():
     assert torch.allclose(out.double(), formula(q, k, v, is_causal=True, scale=0.5), atol=1e-6)
 
 
-@pytest.mark.parametrize("name", ["metal_scaled_dot_product_attention",
-                                  "metal_flash_attention_autograd"])
+@pytest.mark.parametrize(
+    "name", ["metal_scaled_dot_product_attention", "metal_flash_attention_autograd"]
+)
 def test_the_functions_compile(name):
     q, k, v = operands(requires_grad=True)
     function = torch.compile(getattr(metal, name), fullgraph=True, backend="aot_eager")
     out = function(q, k, v)
     exact = formula(q, k, v)
     assert torch.allclose(out.double(), exact, atol=1e-6)
-    for a, b in zip(gradients(out, (q, k, v), torch.ones_like(out)),
-                    gradients(exact, (q, k, v), torch.ones_like(exact))):
+    for a, b in zip(
+        gradients(out, (q, k, v), torch.ones_like(out)),
+        gradients(exact, (q, k, v), torch.ones_like(exact)),
+    ):
         assert torch.allclose(a, b, atol=1e-5)
 
 
@@ -221,17 +230,21 @@ def test_R33_import(monkeypatch):
 def test_R33_device():
     assert ffi.metal_sdpa_unavailable_reason("cpu") == ""
     assert ffi.metal_sdpa_unavailable_reason("mps") == (
-        "device: mps is not served here; served: " + _served())
+        "device: mps is not served here; served: " + _served()
+    )
 
 
 def _served():
     return ", ".join(sorted({d["type"] for d in fovea.info()["devices"]}))
 
 
-@pytest.mark.parametrize(("what", "spoil"), [
-    ("forward parity", lambda out: out + 0.5),
-    ("gradient parity", lambda out: out + (out - out.detach()) * 0.5),
-])
+@pytest.mark.parametrize(
+    ("what", "spoil"),
+    [
+        ("forward parity", lambda out: out + 0.5),
+        ("gradient parity", lambda out: out + (out - out.detach()) * 0.5),
+    ],
+)
 def test_R33_parity(monkeypatch, what, spoil):
     from fovea.torch import _availability
 

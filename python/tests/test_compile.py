@@ -38,8 +38,11 @@ def test_graphs_made_while_enabled_are_ours(mode):
     q, k, v = operands(requires_grad=mode == "grad")
     expected = attend(q, k, v)
     with ft.enabled(strict=True):
-        guard = {"grad": torch.enable_grad, "no_grad": torch.no_grad,
-                 "inference": torch.inference_mode}[mode]
+        guard = {
+            "grad": torch.enable_grad,
+            "no_grad": torch.no_grad,
+            "inference": torch.inference_mode,
+        }[mode]
         with guard():
             out = compiled(attend)(q, k, v)
         assert torch.allclose(out, expected, atol=1e-6) and forward_calls() == 1
@@ -83,8 +86,14 @@ def test_a_cache_on_disk_never_brings_the_old_choice_across_processes(tmp_path):
     environment = {**os.environ, "TORCHINDUCTOR_CACHE_DIR": str(tmp_path)}
 
     def run(state):
-        done = subprocess.run([sys.executable, "-c", PROCESS, state], env=environment, check=False,
-                              capture_output=True, text=True, timeout=600)
+        done = subprocess.run(
+            [sys.executable, "-c", PROCESS, state],
+            env=environment,
+            check=False,
+            capture_output=True,
+            text=True,
+            timeout=600,
+        )
         assert done.returncode == 0, done.stderr
         return [int(n) for n in done.stdout.split()]
 
@@ -144,8 +153,9 @@ def test_dropout_in_a_graph_follows_the_generator():
         assert torch.equal(first, drop(q, k, v))
         dout = torch.randn_like(first)
         torch.manual_seed(1)
-        for a, b in zip(gradients(first, (q, k, v), dout),
-                        gradients(drop(q, k, v), (q, k, v), dout)):
+        for a, b in zip(
+            gradients(first, (q, k, v), dout), gradients(drop(q, k, v), (q, k, v), dout)
+        ):
             assert torch.equal(a, b)
 
 
@@ -160,8 +170,9 @@ LAYOUTS = {
 @pytest.mark.parametrize("layout", LAYOUTS)
 @pytest.mark.parametrize("v_head_dim", [16, 24])
 def test_fakes_have_the_strides_and_dtypes_of_results(layout, v_head_dim):
-    q, k, v = (LAYOUTS[layout](t).detach().requires_grad_()
-               for t in operands(v_head_dim=v_head_dim))
+    q, k, v = (
+        LAYOUTS[layout](t).detach().requires_grad_() for t in operands(v_head_dim=v_head_dim)
+    )
     mask = torch.zeros(33, 33, requires_grad=True)
     for names, extras, options in (
         ((), [], {}),
@@ -176,8 +187,13 @@ def test_fakes_have_the_strides_and_dtypes_of_results(layout, v_head_dim):
 
 
 def test_a_call_as_text_means_the_same():
-    settings = Settings(scale=0.5, band=Band.window("bottom_right", 3, None), cast="bf16",
-                        rope_style="half", strict=True)
+    settings = Settings(
+        scale=0.5,
+        band=Band.window("bottom_right", 3, None),
+        cast="bf16",
+        rope_style="half",
+        strict=True,
+    )
     call = call_from(text_of(settings, ("mask",)), 0.5)
     assert call.settings == settings and call.names == ("mask",)
 
@@ -213,6 +229,6 @@ def test_second_derivative_of_the_operator_is_refused():
     q, k, v = operands(requires_grad=True)
     spec = text_of(Settings(), ())
     out, _ = torch.ops.fovea.attention([q], [k], [v], [], None, spec)
-    first, = torch.autograd.grad(out[0].square().sum(), q, create_graph=True)
+    (first,) = torch.autograd.grad(out[0].square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         first.sum().backward()

@@ -149,7 +149,10 @@ def test_A1_A6_mixed_dtypes_under_autocast(gpu, low):
         compiled = torch.compile(SDPA, fullgraph=True)(q, k, v)
     assert out.dtype == compiled.dtype == low and torch.equal(out, compiled)
     assert [g.dtype for g in gradients(out, (q, k, v), torch.ones_like(out))] == [
-        torch.float32, torch.float32, low]
+        torch.float32,
+        torch.float32,
+        low,
+    ]
 
 
 def test_rope_and_norm_fused(gpu):
@@ -158,9 +161,12 @@ def test_rope_and_norm_fused(gpu):
     weight = torch.rand(64, device=gpu).requires_grad_()
     out = ft.qk_norm_rope_attention(q, k, v, weight, weight, angle.cos(), angle.sin())
     cpu = [t.detach().cpu().requires_grad_() for t in (q, k, v, weight)]
-    expected = ft.qk_norm_rope_attention(*cpu[:3], cpu[3], cpu[3], angle.cos().cpu(),
-                                         angle.sin().cpu())
+    expected = ft.qk_norm_rope_attention(
+        *cpu[:3], cpu[3], cpu[3], angle.cos().cpu(), angle.sin().cpu()
+    )
     assert float((out.cpu() - expected).float().norm()) < 2e-2 * float(expected.float().norm())
-    for a, b in zip(gradients(out, (q, k, v, weight), torch.ones_like(out)),
-                    gradients(expected, cpu, torch.ones_like(expected))):
+    for a, b in zip(
+        gradients(out, (q, k, v, weight), torch.ones_like(out)),
+        gradients(expected, cpu, torch.ones_like(expected)),
+    ):
         assert float((a.cpu() - b).float().norm()) < 3e-2 * float(b.float().norm())

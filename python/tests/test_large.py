@@ -67,8 +67,9 @@ def test_R30_the_flux_shape_in_f32_forward_loss_and_gradients(request):
     q, k, v = (t.requires_grad_() for t in operands(heads, length, head_dim))
     out = F.scaled_dot_product_attention(q, k, v)
     rows = torch.tensor([0, 3000, length - 1])
-    worst = max(float((out[0, h, rows] - exact_rows(q, k, v, h, rows)).abs().max())
-                for h in range(heads))
+    worst = max(
+        float((out[0, h, rows] - exact_rows(q, k, v, h, rows)).abs().max()) for h in range(heads)
+    )
     assert worst <= 1e-6
     loss = out.double().square().mean()
     leaves = [t.detach()[:, -1:].double().requires_grad_() for t in (q, k, v)]

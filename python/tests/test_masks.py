@@ -11,8 +11,19 @@ import fovea  # noqa: E402
 import fovea.torch as ft  # noqa: E402
 
 SDPA = F.scaled_dot_product_attention
-SHAPES = [(13,), (1,), (9, 13), (1, 13), (9, 1), (4, 9, 13), (4, 1, 1), (2, 1, 1, 13), (1, 4, 9, 13),
-          (2, 4, 9, 13), (2, 1, 9, 1)]
+SHAPES = [
+    (13,),
+    (1,),
+    (9, 13),
+    (1, 13),
+    (9, 1),
+    (4, 9, 13),
+    (4, 1, 1),
+    (2, 1, 1, 13),
+    (1, 4, 9, 13),
+    (2, 4, 9, 13),
+    (2, 1, 9, 1),
+]
 
 
 @pytest.fixture(autouse=True)
@@ -102,25 +113,33 @@ def test_the_gradient_of_an_additive_mask(shape):
     out = SDPA(q, k, v, attn_mask=mask)
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
     exact = formula(q, k, v, mask)
-    expected, = torch.autograd.grad(exact, mask, dout.double())
-    found, = torch.autograd.grad(out, mask, dout)
+    (expected,) = torch.autograd.grad(exact, mask, dout.double())
+    (found,) = torch.autograd.grad(out, mask, dout)
     assert found.shape == mask.shape and torch.allclose(found, expected, atol=1e-5)
 
 
 def test_bad_masks_are_left_to_pytorch_which_refuses_them():
     ft.enable()
     q, k, v = operands(q_len=9, kv_len=13)
-    for mask in (torch.ones(9, 12), torch.ones(9, 13, dtype=torch.int32), torch.ones(3, 4, 9, 13),
-                 torch.ones(9, 13, dtype=torch.float64)):
+    for mask in (
+        torch.ones(9, 12),
+        torch.ones(9, 13, dtype=torch.int32),
+        torch.ones(3, 4, 9, 13),
+        torch.ones(9, 13, dtype=torch.float64),
+    ):
         with pytest.raises(RuntimeError):
             SDPA(q, k, v, attn_mask=mask)
     assert fovea.stats()["forward_calls"] == 0
 
 
-@pytest.mark.parametrize(("mask", "message"), [
-    (torch.ones(9, 12), "mask"), (torch.ones(9, 13, dtype=torch.int32), "mask"),
-    (torch.ones(9, 13).to(torch.complex64), "mask.*complex64"),
-])
+@pytest.mark.parametrize(
+    ("mask", "message"),
+    [
+        (torch.ones(9, 12), "mask"),
+        (torch.ones(9, 13, dtype=torch.int32), "mask"),
+        (torch.ones(9, 13).to(torch.complex64), "mask.*complex64"),
+    ],
+)
 def test_bad_masks_of_our_own_function_are_named(mask, message):
     q, k, v = operands(q_len=9, kv_len=13)
     with pytest.raises((ValueError, TypeError), match=message):

@@ -17,8 +17,9 @@ def backward(allocate):
     lse = torch.empty(2, 4, 33)
     config = native(Settings())
     _native.forward(config, q, k, v, out, lse, None, 0, None, None, False)
-    report = _native.backward(config, q, k, v, out, lse, torch.ones_like(out), dq, dk, dv, None, 0,
-                              None, allocate, True)
+    report = _native.backward(
+        config, q, k, v, out, lse, torch.ones_like(out), dq, dk, dv, None, 0, None, allocate, True
+    )
     return dq, report
 
 
@@ -49,5 +50,16 @@ def test_what_the_callers_allocator_raises_is_raised():
 def test_names_of_extras_that_do_not_exist_are_refused():
     q, k, v = operands()
     with pytest.raises(ValueError, match="extras: no tensor is called masks"):
-        _native.forward(native(Settings()), q, k, v, torch.empty_like(q), None, {"masks": q}, 0,
-                        None, None, False)
+        _native.forward(
+            native(Settings()),
+            q,
+            k,
+            v,
+            torch.empty_like(q),
+            None,
+            {"masks": q},
+            0,
+            None,
+            None,
+            False,
+        )

@@ -19,7 +19,9 @@ def random_call(seed, device="cpu"):
     """Operands and options of a call, and what it is, in words."""
     pick = random.Random(seed)
     generator = torch.Generator().manual_seed(seed)
-    dtype = pick.choice([torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64])
+    dtype = pick.choice(
+        [torch.float32, torch.float32, torch.float16, torch.bfloat16, torch.float64]
+    )
     batch, q_len, kv_len = pick.choice([0, 1, 2, 3]), pick.randint(0, 70), pick.randint(1, 90)
     kv_heads = pick.choice([1, 2, 3])
     groups = pick.choice([1, 1, 1, 2, 4])
@@ -55,18 +57,26 @@ def random_call(seed, device="cpu"):
     if kind == "causal":
         options["is_causal"] = True
     elif kind != "none":
-        shape = [pick.choice([1, batch]), pick.choice([1, kv_heads * groups]),
-                 pick.choice([1, q_len]), pick.choice([1, kv_len])][pick.choice([0, 0, 2]):]
+        shape = [
+            pick.choice([1, batch]),
+            pick.choice([1, kv_heads * groups]),
+            pick.choice([1, q_len]),
+            pick.choice([1, kv_len]),
+        ][pick.choice([0, 0, 2]) :]
         random_mask = torch.randn(shape, generator=generator).to(device)
         if kind == "bool":
             options["attn_mask"] = random_mask < pick.choice([0.5, 10.0])
         else:
-            options["attn_mask"] = random_mask.to(torch.float32 if kind == "additive_f32" else dtype)
+            options["attn_mask"] = random_mask.to(
+                torch.float32 if kind == "additive_f32" else dtype
+            )
             # Constant along the keys, its gradient is 0, and what comes out is rounding noise.
             options["attn_mask"].requires_grad_(pick.random() < 0.3 and shape[-1] > 1)
     said = {n: tuple(o.shape) if isinstance(o, torch.Tensor) else o for n, o in options.items()}
-    words = (f"seed={seed} {dtype} q={tuple(q.shape)}/{q.stride()} k={tuple(k.shape)}/{k.stride()} "
-             f"v={tuple(v.shape)}/{v.stride()} {kind} {said}")
+    words = (
+        f"seed={seed} {dtype} q={tuple(q.shape)}/{q.stride()} k={tuple(k.shape)}/{k.stride()} "
+        f"v={tuple(v.shape)}/{v.stride()} {kind} {said}"
+    )
     return (q, k, v), options, words
 
 

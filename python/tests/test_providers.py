@@ -147,9 +147,14 @@ def test_S5_an_explicit_choice_beats_priority(install):
 
 def test_S6_an_explicit_choice_that_is_unavailable_raises():
     q, k, v = half()
-    for call in (lambda: providers.attention(q, k, v, provider="xformers"),
-                 lambda: providers.apply("xformers"), lambda: ft.enable(provider="xformers")):
-        with pytest.raises(NotImplementedError, match='"xformers" was chosen and cannot serve: Mod'):
+    for call in (
+        lambda: providers.attention(q, k, v, provider="xformers"),
+        lambda: providers.apply("xformers"),
+        lambda: ft.enable(provider="xformers"),
+    ):
+        with pytest.raises(
+            NotImplementedError, match='"xformers" was chosen and cannot serve: Mod'
+        ):
             call()
     assert not ft.is_enabled()
 
@@ -160,14 +165,17 @@ def test_S7_the_line_of_the_web_ui(caplog):
         providers.apply("sdp")
     assert [r.getMessage() for r in caplog.records] == [
         "Applying attention optimization: fovea... done.",
-        "Applying attention optimization: sdp... done."]
+        "Applying attention optimization: sdp... done.",
+    ]
 
 
 def test_P2_proof_names_version_and_file_of_what_was_loaded(install, proof_lines):
     install("flash_attn", FLASH)
     providers.attention(*half(), provider="flash_attn_2", job=fovea.job("one"))
     file = sys.modules["flash_attn"].__file__
-    assert proof_lines == [f"[fovea] ran flash_attn_2 ver=9.8.7 file={file} d16 bfloat16 device=cpu"]
+    assert proof_lines == [
+        f"[fovea] ran flash_attn_2 ver=9.8.7 file={file} d16 bfloat16 device=cpu"
+    ]
 
 
 def test_P2_fovea_proves_itself(proof_lines):
@@ -185,11 +193,17 @@ def test_P1_P3_P5_a_provider_that_raises_is_not_proved_and_has_its_line(install,
     out = providers.attention(q, k, v, provider="flash_attn_2", job=job)
     assert torch.allclose(out.double(), formula(q, k, v), atol=2e-2)
     assert "[fovea] NOT used flash_attn_2 — RuntimeError: boom in the middle; served by fovea" in (
-        proof_lines)
+        proof_lines
+    )
     assert not any("ran flash_attn" in line for line in proof_lines)
     assert not any("flash" in name for name in job.kernels_ran)
     assert fovea.stats()["kernels"]["flash_attn_2"] == {
-        "launched": 1, "captured": 0, "replayed": 0, "completed": 0, "failed": 1}
+        "launched": 1,
+        "captured": 0,
+        "replayed": 0,
+        "completed": 0,
+        "failed": 1,
+    }
 
 
 def test_P4_one_line_a_job_and_a_new_job_re_arms_it(install, proof_lines):
@@ -208,9 +222,11 @@ def test_P4_one_line_a_job_and_a_new_job_re_arms_it(install, proof_lines):
 
 
 def test_P6_nothing_is_printed_unless_it_is_asked_for():
-    code = ("import torch, fovea.torch, fovea.providers as p, metal_sdpa_extension as m;"
-            "q = torch.randn(1, 2, 8, 8); p.attention(q, q, q); p.apply(); fovea.torch.enable();"
-            "torch.nn.functional.scaled_dot_product_attention(q, q, q); m.unregister_backend()")
+    code = (
+        "import torch, fovea.torch, fovea.providers as p, metal_sdpa_extension as m;"
+        "q = torch.randn(1, 2, 8, 8); p.attention(q, q, q); p.apply(); fovea.torch.enable();"
+        "torch.nn.functional.scaled_dot_product_attention(q, q, q); m.unregister_backend()"
+    )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
 
@@ -258,7 +274,8 @@ def test_F2_every_stage_equals_the_reference(name, dtype):
         assert_attention_by_rule(attend, q, k, v, **options)
     q, k, v = operands(kv_heads=2, dtype=dtype)
     assert_attention_by_rule(
-        lambda *t: providers.attention(*t, provider=name, strict=True, enable_gqa=True), q, k, v)
+        lambda *t: providers.attention(*t, provider=name, strict=True, enable_gqa=True), q, k, v
+    )
 
 
 def test_F2_sub_quadratic_in_pieces_equals_the_whole_and_is_small():
@@ -304,13 +321,19 @@ def test_A7_the_mixed_dtype_crash_of_flash_attention_and_its_absence(install, lo
         out = providers.attention(q, k, v, provider="flash_attn_2", strict=True)
     assert out.dtype == low
     assert [g.dtype for g in gradients(out, (q, k, v), torch.ones_like(out))] == [
-        torch.float32, torch.float32, low]
+        torch.float32,
+        torch.float32,
+        low,
+    ]
 
 
-@pytest.mark.parametrize(("options", "reason"), [
-    ({"attn_mask": torch.ones(33, 40, dtype=torch.bool)}, "it has no masks"),
-    ({"is_causal": True}, "anchored at the bottom right; q_len 33 and kv_len 40 differ"),
-])
+@pytest.mark.parametrize(
+    ("options", "reason"),
+    [
+        ({"attn_mask": torch.ones(33, 40, dtype=torch.bool)}, "it has no masks"),
+        ({"is_causal": True}, "anchored at the bottom right; q_len 33 and kv_len 40 differ"),
+    ],
+)
 def test_what_flash_attention_does_not_compute_is_refused_not_dropped(install, options, reason):
     install("flash_attn", FLASH)
     q, k, v = half(kv_len=40)
@@ -322,11 +345,14 @@ def test_what_flash_attention_does_not_compute_is_refused_not_dropped(install, o
 
 
 def test_sage_attention_serves_by_name_only_and_never_where_a_gradient_is_wanted(install):
-    install("sageattention", """
+    install(
+        "sageattention",
+        """
         __version__ = "2.2"
         def sageattn(q, k, v, tensor_layout="HND", is_causal=False, sm_scale=None):
             return v.clone()
-    """)
+    """,
+    )
     q, k, v = half()
     assert torch.equal(providers.attention(q, k, v, provider="sageattention"), v)
     assert not torch.equal(providers.attention(q, k, v), v)
@@ -336,7 +362,9 @@ def test_sage_attention_serves_by_name_only_and_never_where_a_gradient_is_wanted
 
 
 def test_xformers_gets_masks_in_full(install):
-    install("xformers.ops", """
+    install(
+        "xformers.ops",
+        """
         import torch
         class LowerTriangularMask: pass
         def memory_efficient_attention(q, k, v, attn_bias=None, p=0.0, scale=None):
@@ -346,10 +374,16 @@ def test_xformers_gets_masks_in_full(install):
                 assert attn_bias.shape == (*q.shape[:3], k.shape[2])
             return torch.ops.aten.scaled_dot_product_attention.default.decompose(
                 q, k, v, None if causal else attn_bias, p, causal, scale=scale).transpose(1, 2)
-    """)
+    """,
+    )
     q, k, v = half()
-    for options in ({}, {"is_causal": True}, {"attn_mask": torch.rand(33, 33) < 0.9},
-                    {"attn_mask": torch.randn(4, 1, 33)}, {"scale": 0.1}):
+    for options in (
+        {},
+        {"is_causal": True},
+        {"attn_mask": torch.rand(33, 33) < 0.9},
+        {"attn_mask": torch.randn(4, 1, 33)},
+        {"scale": 0.1},
+    ):
         out = providers.attention(q, k, v, provider="xformers", strict=True, **options)
         named = {"mask" if n == "attn_mask" else n: o for n, o in options.items()}
         assert torch.allclose(out.double(), formula(q, k, v, **named), atol=3e-2)
@@ -365,7 +399,10 @@ def test_enable_with_a_provider_routes_sdpa_through_the_chain(install, proof_lin
         sys.modules["flash_attn"].fail = RuntimeError("boom")
         sdpa(q, k, v)
     assert any("served by fovea" in line for line in proof_lines)
-    with ft.enabled(provider="flash_attn_2", strict=True), pytest.raises(RuntimeError, match="boom"):
+    with (
+        ft.enabled(provider="flash_attn_2", strict=True),
+        pytest.raises(RuntimeError, match="boom"),
+    ):
         sdpa(q, k, v)
 
 

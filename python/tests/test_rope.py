@@ -38,7 +38,9 @@ def rotated(x, cos, sin):
 def check(cos, sin, dtype=torch.float32, kv_heads=4, **options):
     """Forward and gradients with respect to q and k before the rotation, by the rule."""
     inputs = operands(2, 4, S, D, kv_heads=kv_heads, dtype=dtype, requires_grad=True)
-    table = (torch.complex(cos, sin)[..., ::2], None) if options.pop("as_complex", 0) else (cos, sin)
+    table = (
+        (torch.complex(cos, sin)[..., ::2], None) if options.pop("as_complex", 0) else (cos, sin)
+    )
     out = ft.rope_attention(*inputs, *table, **options)
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(4)).to(dtype)
     found = [out, *gradients(out, inputs, dout)]
@@ -68,7 +70,9 @@ def test_R17_half_style_and_part_of_the_head():
     q, k, v = operands(2, 4, S, D)
     cos, sin = tables(S, repeat=False)
     found = ft.rope_attention(q, k, v, cos, sin, style="half")
-    assert torch.allclose(found, ft.eager_rope_attention(q, k, v, cos, sin, style="half"), atol=1e-6)
+    assert torch.allclose(
+        found, ft.eager_rope_attention(q, k, v, cos, sin, style="half"), atol=1e-6
+    )
     part = {"rotary_dim": 8}
     found = ft.rope_attention(q, k, v, cos[:, :4], sin[:, :4], **part)
     expected = ft.eager_rope_attention(q, k, v, cos[:, :4], sin[:, :4], **part)
@@ -100,19 +104,23 @@ def test_R22_complex_tables_equal_interleaved_ones():
     q, k, v = operands(2, 4, S, D)
     cos, sin = tables(S)
     freqs = torch.polar(torch.ones(S, D // 2), angles(S))
-    assert torch.allclose(ft.rope_attention(q, k, v, freqs),
-                          ft.rope_attention(q, k, v, cos, sin), atol=1e-6)
+    assert torch.allclose(
+        ft.rope_attention(q, k, v, freqs), ft.rope_attention(q, k, v, cos, sin), atol=1e-6
+    )
     check(*tables(2, S), as_complex=True)
 
 
-@pytest.mark.parametrize(("change", "message"), [
-    (dict(cos=torch.ones(S, 5), sin=torch.ones(S, 5)), r"cos: its last dimension .*\(19, 5\)"),
-    (dict(cos=torch.ones(S - 1, D), sin=torch.ones(S - 1, D)), "rope.*18"),
-    (dict(sin=None), "sin: missing"),
-    (dict(sin=torch.ones(S, D // 2)), "sin"),
-    (dict(style="spiral"), 'rope_style: interleaved or half; got "spiral"'),
-    (dict(rotary_dim=7), "cos: .*for 7 rotated dimensions"),
-])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (dict(cos=torch.ones(S, 5), sin=torch.ones(S, 5)), r"cos: its last dimension .*\(19, 5\)"),
+        (dict(cos=torch.ones(S - 1, D), sin=torch.ones(S - 1, D)), "rope.*18"),
+        (dict(sin=None), "sin: missing"),
+        (dict(sin=torch.ones(S, D // 2)), "sin"),
+        (dict(style="spiral"), 'rope_style: interleaved or half; got "spiral"'),
+        (dict(rotary_dim=7), "cos: .*for 7 rotated dimensions"),
+    ],
+)
 def test_R23_what_cannot_be_rotated_is_a_clear_error(change, message):
     q, k, v = operands(2, 4, S, D)
     cos, sin = tables(S)
@@ -166,8 +174,9 @@ def norm(x, weight, eps):
 @pytest.mark.parametrize("compiled", [False, True])
 def test_qk_norm_rope_with_segments_and_all_its_gradients(compiled):
     q, k, v = operands(2, 4, S, D, requires_grad=True)
-    weights = [torch.rand(D, generator=torch.Generator().manual_seed(n)).requires_grad_()
-               for n in range(4)]
+    weights = [
+        torch.rand(D, generator=torch.Generator().manual_seed(n)).requires_grad_() for n in range(4)
+    ]
     cos, sin = tables(S)
 
     def fused(q, k, v, *w):
@@ -198,8 +207,10 @@ def test_a_segment_without_an_upstream_gradient():
     parts = [[t[:, :, :7], t[:, :, 7:]] for t in (q, k, v)]
     image = ft.attention(*parts)[1]
     whole = formula(q, k, v)[:, :, 7:]
-    for a, b in zip(gradients(image, (q, k, v), torch.ones_like(image)),
-                    gradients(whole, (q, k, v), torch.ones_like(whole))):
+    for a, b in zip(
+        gradients(image, (q, k, v), torch.ones_like(image)),
+        gradients(whole, (q, k, v), torch.ones_like(whole)),
+    ):
         assert torch.allclose(a, b.float(), atol=1e-5)
 
 
@@ -237,8 +248,10 @@ def test_lse_is_right_and_differentiable():
     _, lse = ft.attention(q, k, v, return_lse=True)
     exact = torch.logsumexp(q.double() @ k.double().transpose(-2, -1) / math.sqrt(D), -1)
     assert torch.allclose(lse.double(), exact, atol=1e-6)
-    for a, b in zip(gradients(lse, (q, k), torch.ones_like(lse)),
-                    gradients(exact, (q, k), torch.ones_like(exact))):
+    for a, b in zip(
+        gradients(lse, (q, k), torch.ones_like(lse)),
+        gradients(exact, (q, k), torch.ones_like(exact)),
+    ):
         assert torch.allclose(a, b, atol=1e-5)
 
 
@@ -256,7 +269,9 @@ def test_sinks_softcap_alibi_and_windows_with_gradients():
     exact = torch.softmax(with_sink, -1)[..., :-1] @ v.double()
     assert torch.allclose(out.double(), exact, atol=1e-5)
     dout = torch.randn(out.shape, generator=torch.Generator().manual_seed(2))
-    for a, b in zip(gradients(out, (q, k, v, sinks), dout), gradients(exact, (q, k, v, sinks), dout)):
+    for a, b in zip(
+        gradients(out, (q, k, v, sinks), dout), gradients(exact, (q, k, v, sinks), dout)
+    ):
         assert torch.allclose(a, b, atol=1e-4)
 
 
@@ -270,8 +285,9 @@ def test_paged_cache_forward_and_refused_backward():
     assert torch.allclose(out.double(), formula(q, k, v, hidden), atol=1e-6)
     q.requires_grad_()
     with pytest.raises((NotImplementedError, ValueError), match="[Pp]aged"):
-        ft.attention(q, pages_k, pages_v, block_table=table, seqused_k=used,
-                     max_lengths=(0, 12)).sum().backward()
+        ft.attention(
+            q, pages_k, pages_v, block_table=table, seqused_k=used, max_lengths=(0, 12)
+        ).sum().backward()
 
 
 def test_R35_R18_no_rotated_copy_is_allocated():

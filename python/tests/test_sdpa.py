@@ -67,9 +67,16 @@ def test_R2_enabling_twice_and_disabling_twice_is_harmless():
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize(("batch", "heads", "q_len", "kv_len", "head_dim"), [
-    (1, 1, 1, 1, 8), (2, 4, 33, 33, 16), (1, 3, 129, 70, 40), (1, 2, 7, 300, 72), (1, 1, 65, 65, 128),
-])
+@pytest.mark.parametrize(
+    ("batch", "heads", "q_len", "kv_len", "head_dim"),
+    [
+        (1, 1, 1, 1, 8),
+        (2, 4, 33, 33, 16),
+        (1, 3, 129, 70, 40),
+        (1, 2, 7, 300, 72),
+        (1, 1, 65, 65, 128),
+    ],
+)
 def test_R3_R5_dtypes_and_shapes(dtype, batch, heads, q_len, kv_len, head_dim):
     q, k, v = operands(batch, heads, q_len, head_dim, kv_len=kv_len, dtype=dtype)
     ft.enable(strict=True)
@@ -255,7 +262,7 @@ def test_forward_mode_derivatives_are_pytorchs():
 def test_double_backward_is_refused_clearly():
     q, k, v = operands(requires_grad=True)
     ft.enable()
-    first, = torch.autograd.grad(SDPA(q, k, v).square().sum(), q, create_graph=True)
+    (first,) = torch.autograd.grad(SDPA(q, k, v).square().sum(), q, create_graph=True)
     assert torch.isfinite(first).all()
     with pytest.raises(NotImplementedError, match="no second derivative"):
         first.sum().backward()
@@ -390,17 +397,32 @@ def test_V1_one_head_of_512_as_in_a_vae(dtype, length):
     assert calls_of_ours() == (1, 1)
 
 
-@pytest.mark.parametrize(("change", "error", "message"), [
-    (lambda q, k, v: (q.to(torch.complex64), k, v), ValueError, "q=torch.complex64, k=f32, v=f32"),
-    (lambda q, k, v: (q, k.int(), v), ValueError, "k=torch.int32"),
-    (lambda q, k, v: (q, k, v.to("meta")), ValueError, "v: .*meta"),
-    (lambda q, k, v: (q[0], k, v), ValueError, "q must .*4"),
-    (lambda q, k, v: (q, k[..., :8], v), ValueError, "head_dim.*16.*8"),
-    (lambda q, k, v: (q, k, v[:, :, :5]), ValueError, "33.*5"),
-    (lambda q, k, v: tuple(t.to(torch.complex64) for t in (q, k, v)), TypeError, "q: .*complex64"),
-    (lambda q, k, v: (q, k.to_sparse(), v), ValueError, "k: a dense tensor; got torch.sparse_coo"),
-    (lambda q, k, v: (q, None, v), TypeError, "k: a tensor or a list of them; got None"),
-])
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        (
+            lambda q, k, v: (q.to(torch.complex64), k, v),
+            ValueError,
+            "q=torch.complex64, k=f32, v=f32",
+        ),
+        (lambda q, k, v: (q, k.int(), v), ValueError, "k=torch.int32"),
+        (lambda q, k, v: (q, k, v.to("meta")), ValueError, "v: .*meta"),
+        (lambda q, k, v: (q[0], k, v), ValueError, "q must .*4"),
+        (lambda q, k, v: (q, k[..., :8], v), ValueError, "head_dim.*16.*8"),
+        (lambda q, k, v: (q, k, v[:, :, :5]), ValueError, "33.*5"),
+        (
+            lambda q, k, v: tuple(t.to(torch.complex64) for t in (q, k, v)),
+            TypeError,
+            "q: .*complex64",
+        ),
+        (
+            lambda q, k, v: (q, k.to_sparse(), v),
+            ValueError,
+            "k: a dense tensor; got torch.sparse_coo",
+        ),
+        (lambda q, k, v: (q, None, v), TypeError, "k: a tensor or a list of them; got None"),
+    ],
+)
 def test_bad_operands_of_our_own_function_are_named(change, error, message):
     with pytest.raises(error, match=message):
         ft.attention(*change(*operands()))

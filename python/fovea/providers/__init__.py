@@ -23,8 +23,20 @@ from ._chain import Registry, candidates, finished, request_of, run_chain
 from ._entry import Entry, Found, Loaded, Request
 
 __all__ = [
-    "Entry", "Found", "Loaded", "Request", "apply", "attention", "available", "find_again",
-    "flush", "found", "lines", "register", "unregister", "why",
+    "Entry",
+    "Found",
+    "Loaded",
+    "Request",
+    "apply",
+    "attention",
+    "available",
+    "find_again",
+    "flush",
+    "found",
+    "lines",
+    "register",
+    "unregister",
+    "why",
 ]
 
 _log = logging.getLogger("fovea.providers")
@@ -83,10 +95,18 @@ def apply(
 
 
 def attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None = None,
-    dropout_p: float = 0.0, is_causal: bool = False, *, scale: float | None = None,
-    enable_gqa: bool = False, provider: str | None = None,
-    priorities: Mapping[str, int] | None = None, strict: bool = False,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None = None,
+    dropout_p: float = 0.0,
+    is_causal: bool = False,
+    *,
+    scale: float | None = None,
+    enable_gqa: bool = False,
+    provider: str | None = None,
+    priorities: Mapping[str, int] | None = None,
+    strict: bool = False,
     job: _native.Job | None = None,
 ) -> Tensor:
     """scaled_dot_product_attention through the first provider that serves the call.

@@ -59,10 +59,16 @@ def candidates(
         refusal = f.reason if f.loaded is None else ""
         if f.loaded is not None and request is not None:
             refusal = _refusal(f, request)
-        listed.append(_native.Provider(
-            f.entry.name, priorities.get(f.entry.name, f.entry.priority), f.entry.explicit_only,
-            refusal, f.loaded.version if f.loaded else "", f.loaded.file if f.loaded else "",
-        ))
+        listed.append(
+            _native.Provider(
+                f.entry.name,
+                priorities.get(f.entry.name, f.entry.priority),
+                f.entry.explicit_only,
+                refusal,
+                f.loaded.version if f.loaded else "",
+                f.loaded.file if f.loaded else "",
+            )
+        )
     unknown = set(priorities) - {f.entry.name for f in found}
     if unknown:
         raise ValueError(
@@ -79,9 +85,17 @@ def _refusal(found: Found, request: Request) -> str:
     return found.entry.refuse(request) or ""
 
 
-def request_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float,
-               is_causal: bool, scale: float | None, enable_gqa: bool,
-               job: _native.Job | None) -> Request:
+def request_of(
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    job: _native.Job | None,
+) -> Request:
     """A request in one dtype: the cast of autocast comes first, then the check. The casts are
     differentiable, so that gradients come back in each input's own dtype."""
     for name, tensor in (("query", q), ("key", k), ("value", v)):
@@ -93,18 +107,23 @@ def request_of(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: 
     if cast is not None:
         q, k, v = (t.to(cast) for t in (q, k, v))
     if not q.dtype == k.dtype == v.dtype:
-        names = ", ".join(f"{n}={NAMES.get(t.dtype, t.dtype)}"
-                          for n, t in (("q", q), ("k", k), ("v", v)))
+        names = ", ".join(
+            f"{n}={NAMES.get(t.dtype, t.dtype)}" for n, t in (("q", q), ("k", k), ("v", v))
+        )
         raise ValueError(
             f"[forward] mixed dtypes need an explicit cast (autocast, or cast=...); got {names}"
         )
     needs = torch.is_grad_enabled() and any(
-        t is not None and t.requires_grad for t in (q, k, v, mask))
+        t is not None and t.requires_grad for t in (q, k, v, mask)
+    )
     return Request(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, needs, job)
 
 
 def run_chain(
-    registry: Registry, request: Request, provider: str, priorities: Mapping[str, int],
+    registry: Registry,
+    request: Request,
+    provider: str,
+    priorities: Mapping[str, int],
     strict: bool,
 ) -> Tensor:
     """The result of the first provider that serves. A provider that raises is reported with its

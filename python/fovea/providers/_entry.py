@@ -6,7 +6,7 @@ import importlib
 import importlib.metadata
 import sys
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor

@@ -92,39 +92,82 @@ def _refuse_sage(request: Request) -> str | None:
 
 
 def _run_sage(loaded: Loaded, request: Request) -> Tensor:
-    return loaded.function(request.q, request.k, request.v, tensor_layout="HND",
-                           is_causal=request.is_causal, sm_scale=request.scale)
+    return loaded.function(
+        request.q,
+        request.k,
+        request.v,
+        tensor_layout="HND",
+        is_causal=request.is_causal,
+        sm_scale=request.scale,
+    )
 
 
 ENTRIES = (
     Entry(
-        "flash_attn_4", "FlashAttention 4", 112,
+        "flash_attn_4",
+        "FlashAttention 4",
+        112,
         lambda: load_from("flash_attn.cute", "flash_attn_func", distribution="flash-attn-4"),
-        _refuse_flash_without_dropout, _run_flash, devices=("cuda",),
+        _refuse_flash_without_dropout,
+        _run_flash,
+        devices=("cuda",),
     ),
     Entry(
-        "flash_attn_3", "FlashAttention 3", 111,
-        lambda: load_from("flash_attn_interface", "flash_attn_func", distribution="flash_attn_3",
-                          binary=("flash_attn_3._C",)),
-        _refuse_flash_without_dropout, _run_flash, devices=("cuda",),
+        "flash_attn_3",
+        "FlashAttention 3",
+        111,
+        lambda: load_from(
+            "flash_attn_interface",
+            "flash_attn_func",
+            distribution="flash_attn_3",
+            binary=("flash_attn_3._C",),
+        ),
+        _refuse_flash_without_dropout,
+        _run_flash,
+        devices=("cuda",),
     ),
     Entry(
-        "flash_attn_2", "FlashAttention 2", 110,
-        lambda: load_from("flash_attn", "flash_attn_func", distribution="flash-attn",
-                          binary=("flash_attn_2_cuda",)),
-        _refuse_flash, _run_flash, devices=("cuda",),
+        "flash_attn_2",
+        "FlashAttention 2",
+        110,
+        lambda: load_from(
+            "flash_attn",
+            "flash_attn_func",
+            distribution="flash-attn",
+            binary=("flash_attn_2_cuda",),
+        ),
+        _refuse_flash,
+        _run_flash,
+        devices=("cuda",),
     ),
     Entry(
-        "xformers", "xFormers", 100,
-        lambda: load_from("xformers.ops", "memory_efficient_attention", distribution="xformers",
-                          binary=("xformers._C",)),
-        _refuse_xformers, _run_xformers, devices=("cuda",),
+        "xformers",
+        "xFormers",
+        100,
+        lambda: load_from(
+            "xformers.ops",
+            "memory_efficient_attention",
+            distribution="xformers",
+            binary=("xformers._C",),
+        ),
+        _refuse_xformers,
+        _run_xformers,
+        devices=("cuda",),
     ),
     # 8-bit products: never chosen by priority, since it is not exact.
     Entry(
-        "sageattention", "SageAttention", 105,
-        lambda: load_from("sageattention", "sageattn", distribution="sageattention",
-                          binary=("sageattention._qattn_sm80", "sageattention._fused")),
-        _refuse_sage, _run_sage, explicit_only=True, devices=("cuda",),
+        "sageattention",
+        "SageAttention",
+        105,
+        lambda: load_from(
+            "sageattention",
+            "sageattn",
+            distribution="sageattention",
+            binary=("sageattention._qattn_sm80", "sageattention._fused"),
+        ),
+        _refuse_sage,
+        _run_sage,
+        explicit_only=True,
+        devices=("cuda",),
     ),
 )

@@ -16,20 +16,44 @@ CHUNK_ROWS = 512
 
 
 def _refuse_fovea(request: Request) -> str | None:
-    return why_delegated(request.q, request.k, request.v, request.mask, request.dropout_p,
-                         request.is_causal, request.scale, request.enable_gqa, False)
+    return why_delegated(
+        request.q,
+        request.k,
+        request.v,
+        request.mask,
+        request.dropout_p,
+        request.is_causal,
+        request.scale,
+        request.enable_gqa,
+        False,
+    )
 
 
 def _run_fovea(loaded: Loaded, request: Request) -> Tensor:
-    return attention(request.q, request.k, request.v, mask=request.mask,
-                     is_causal=request.is_causal, scale=request.scale,
-                     dropout_p=request.dropout_p, job=request.job)
+    return attention(
+        request.q,
+        request.k,
+        request.v,
+        mask=request.mask,
+        is_causal=request.is_causal,
+        scale=request.scale,
+        dropout_p=request.dropout_p,
+        job=request.job,
+    )
 
 
 def _run_sdp(loaded: Loaded, request: Request) -> Tensor:
     # The composite kernel, which is PyTorch's whether or not Fovea is enabled.
-    return SDPA.decompose(request.q, request.k, request.v, request.mask, request.dropout_p,
-                          request.is_causal, scale=request.scale, enable_gqa=request.enable_gqa)
+    return SDPA.decompose(
+        request.q,
+        request.k,
+        request.v,
+        request.mask,
+        request.dropout_p,
+        request.is_causal,
+        scale=request.scale,
+        enable_gqa=request.enable_gqa,
+    )
 
 
 def _run_sdp_no_mem(loaded: Loaded, request: Request) -> Tensor:
@@ -61,8 +85,11 @@ def sub_quadratic(request: Request, rows: int = CHUNK_ROWS) -> Tensor:
         piece = q[:, :, start : start + rows].float()
         scores = scale * (piece @ k.transpose(-2, -1))
         scores = _masked(scores, request, start)
-        top = scores.amax(-1, keepdim=True) if scores.shape[-1] else scores.new_zeros(
-            (*scores.shape[:-1], 1))
+        top = (
+            scores.amax(-1, keepdim=True)
+            if scores.shape[-1]
+            else scores.new_zeros((*scores.shape[:-1], 1))
+        )
         weights = torch.exp(scores - top.masked_fill(top == -torch.inf, 0))
         total = weights.sum(-1, keepdim=True)
         weights = weights / total.masked_fill(total == 0, 1)
@@ -93,12 +120,36 @@ def _built_in(version: str, file: str):
 
 
 ENTRIES = (
-    Entry("fovea", "Fovea", 120, _built_in(_native.version(), _native.library_path()),
-          _refuse_fovea, _run_fovea),
-    Entry("sdp_no_mem", "PyTorch SDPA without its memory-efficient kernel", 80,
-          _built_in(torch.__version__, torch.__file__), lambda request: None, _run_sdp_no_mem),
-    Entry("sdp", "PyTorch SDPA", 70, _built_in(torch.__version__, torch.__file__),
-          lambda request: None, _run_sdp),
-    Entry("sub_quadratic", "Sub-quadratic attention", 10, _built_in(_native.version(), __file__),
-          _refuse_sub_quadratic, lambda loaded, request: sub_quadratic(request)),
+    Entry(
+        "fovea",
+        "Fovea",
+        120,
+        _built_in(_native.version(), _native.library_path()),
+        _refuse_fovea,
+        _run_fovea,
+    ),
+    Entry(
+        "sdp_no_mem",
+        "PyTorch SDPA without its memory-efficient kernel",
+        80,
+        _built_in(torch.__version__, torch.__file__),
+        lambda request: None,
+        _run_sdp_no_mem,
+    ),
+    Entry(
+        "sdp",
+        "PyTorch SDPA",
+        70,
+        _built_in(torch.__version__, torch.__file__),
+        lambda request: None,
+        _run_sdp,
+    ),
+    Entry(
+        "sub_quadratic",
+        "Sub-quadratic attention",
+        10,
+        _built_in(_native.version(), __file__),
+        _refuse_sub_quadratic,
+        lambda loaded, request: sub_quadratic(request),
+    ),
 )

@@ -118,15 +118,22 @@ def attention(
         "rotate_k": rotate[1],
         **options,
     }
-    out, lse = compute(Settings(scale=scale, **fields), tuple(names), q, k, v, extras,
-                       return_lse, job)
+    out, lse = compute(
+        Settings(scale=scale, **fields), tuple(names), q, k, v, extras, return_lse, job
+    )
     result = out[0] if len(out) == 1 else list(out)
     return (result, lse) if return_lse else result
 
 
 def compute(
-    settings: Settings, names: tuple[str, ...], q: list[Tensor], k: list[Tensor], v: list[Tensor],
-    extras: list[Tensor], want_lse: bool, job: _native.Job | None,
+    settings: Settings,
+    names: tuple[str, ...],
+    q: list[Tensor],
+    k: list[Tensor],
+    v: list[Tensor],
+    extras: list[Tensor],
+    want_lse: bool,
+    job: _native.Job | None,
 ) -> tuple[list[Tensor], Tensor | None]:
     """Runs a call on tensors: at once where they are plain, else as an operator."""
     tensors = (*q, *k, *v, *extras)

@@ -46,8 +46,9 @@ class AttentionFunction(torch.autograd.Function):
     """Returns (*out, lse), or out alone where there is one and nobody wants lse."""
 
     @staticmethod
-    def forward(ctx, call: Call, counts: Counts, want_lse: bool, job: _native.Job | None,
-                *tensors: Tensor):
+    def forward(
+        ctx, call: Call, counts: Counts, want_lse: bool, job: _native.Job | None, *tensors: Tensor
+    ):
         results: tuple[Tensor | None, ...]
         if counts == ONE_EACH:
             q, k, v, *extras = tensors
@@ -106,6 +107,4 @@ def gradients_of(call, counts, job, wanted, saved, upstream) -> list[Tensor | No
     segments = counts[0]
     inputs, out, lse = saved[: -segments - 1], saved[-segments - 1 : -1], saved[-1]
     q, k, v, extras = split(counts, inputs)
-    return run_backward(
-        call, upstream[:-1], upstream[-1], q, k, v, extras, out, lse, wanted, job
-    )
+    return run_backward(call, upstream[:-1], upstream[-1], q, k, v, extras, out, lse, wanted, job)

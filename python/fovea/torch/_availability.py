@@ -32,9 +32,7 @@ def unavailable_reason(device: str = "cpu") -> str:
     return _difference("gradient parity", gradients[0], gradients[1], GRADIENT_LIMIT)
 
 
-def _difference(
-    what: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], limit: float
-) -> str:
+def _difference(what: str, ours: Sequence[Tensor], theirs: Sequence[Tensor], limit: float) -> str:
     error = max(float((a - b).detach().abs().max()) for a, b in zip(ours, theirs, strict=True))
     if error <= limit:
         return ""

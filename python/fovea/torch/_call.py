@@ -170,23 +170,43 @@ def allocator_of(tensor: Tensor) -> Callable[[int], Tensor] | None:
 
 
 def run_forward(
-    call: Call, q: Sequence[Tensor], k: Sequence[Tensor], v: Sequence[Tensor],
-    extras: Sequence[Tensor], want_lse: bool, job: _native.Job | None = None,
+    call: Call,
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    want_lse: bool,
+    job: _native.Job | None = None,
 ) -> tuple[list[Tensor], Tensor | None]:
     """out by segments, and lse if it is wanted."""
     out = new_out(call, q, k, v)
     lse = new_lse(call, q) if want_lse else None
     first = q[0]
     _native.forward(
-        call.config, plain(q), plain(k), plain(v), plain(out), lse, call.extras(extras),
-        stream_of(first), job, allocator_of(first), False,
+        call.config,
+        plain(q),
+        plain(k),
+        plain(v),
+        plain(out),
+        lse,
+        call.extras(extras),
+        stream_of(first),
+        job,
+        allocator_of(first),
+        False,
     )
     return out, lse
 
 
 def run_forward_of_one(
-    call: Call, q: Tensor, k: Tensor, v: Tensor, extras: Sequence[Tensor], want_lse: bool,
-    job: _native.Job | None, report: bool = False,
+    call: Call,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    extras: Sequence[Tensor],
+    want_lse: bool,
+    job: _native.Job | None,
+    report: bool = False,
 ) -> tuple[Tensor, Tensor | None, _native.Report | None]:
     """The same without segments, which is the usual case and must cost little. With `report` also
     how it was served."""
@@ -195,8 +215,17 @@ def run_forward_of_one(
     out = empty_like_layout(q, shape, call.cast or q.dtype)
     lse = new_lse(call, (q,)) if want_lse else None
     served = _native.forward(
-        call.config, q, k, v, out, lse, call.extras(extras) if extras else None, stream_of(q), job,
-        allocator_of(q), report,
+        call.config,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        call.extras(extras) if extras else None,
+        stream_of(q),
+        job,
+        allocator_of(q),
+        report,
     )
     return out, lse, served
 
@@ -218,9 +247,17 @@ def new_gradients(
 
 
 def run_backward(
-    call: Call, dout: Sequence[Tensor | None], dlse: Tensor | None, q: Sequence[Tensor],
-    k: Sequence[Tensor], v: Sequence[Tensor], extras: Sequence[Tensor], out: Sequence[Tensor],
-    lse: Tensor, wanted: Sequence[bool], job: _native.Job | None = None,
+    call: Call,
+    dout: Sequence[Tensor | None],
+    dlse: Tensor | None,
+    q: Sequence[Tensor],
+    k: Sequence[Tensor],
+    v: Sequence[Tensor],
+    extras: Sequence[Tensor],
+    out: Sequence[Tensor],
+    lse: Tensor,
+    wanted: Sequence[bool],
+    job: _native.Job | None = None,
 ) -> list[Tensor | None]:
     """Gradients of the segments of q, k, v and of the extra tensors, None where not wanted."""
     gradients = new_gradients(call, [*q, *k, *v, *extras], len(q) + len(k) + len(v), wanted)
@@ -238,21 +275,55 @@ def run_backward(
             put(named, gradient_name(name) or name, gradient)
     first = q[0]
     _native.backward(
-        call.config, plain(q), plain(k), plain(v), plain(out), lse, upstream,
-        _optional(dq), _optional(dk), _optional(dv), named or None, stream_of(first), job,
-        allocator_of(first), False,
+        call.config,
+        plain(q),
+        plain(k),
+        plain(v),
+        plain(out),
+        lse,
+        upstream,
+        _optional(dq),
+        _optional(dk),
+        _optional(dv),
+        named or None,
+        stream_of(first),
+        job,
+        allocator_of(first),
+        False,
     )
     return gradients
 
 
 def run_backward_of_one(
-    call: Call, dout: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor,
-    wanted: Sequence[bool], job: _native.Job | None,
+    call: Call,
+    dout: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    out: Tensor,
+    lse: Tensor,
+    wanted: Sequence[bool],
+    job: _native.Job | None,
 ) -> list[Tensor | None]:
     """The usual case of run_backward: no segments, nothing but q, k and v, no gradient of lse."""
     dq, dk, dv = (empty_like_input(t) if w else None for t, w in zip((q, k, v), wanted))
-    _native.backward(call.config, q, k, v, out, lse, dout, dq, dk, dv, None, stream_of(q), job,
-                     allocator_of(q), False)
+    _native.backward(
+        call.config,
+        q,
+        k,
+        v,
+        out,
+        lse,
+        dout,
+        dq,
+        dk,
+        dv,
+        None,
+        stream_of(q),
+        job,
+        allocator_of(q),
+        False,
+    )
     return [dq, dk, dv]
 
 
@@ -268,5 +339,9 @@ def _complete(dout: Sequence[Tensor | None], out: Sequence[Tensor]) -> object:
         return dout[0]
     if all(d is None for d in dout):
         return None
-    return plain([o.new_zeros(()).expand(o.shape) if d is None else d
-                  for d, o in zip(dout, out, strict=True)])
+    return plain(
+        [
+            o.new_zeros(()).expand(o.shape) if d is None else d
+            for d, o in zip(dout, out, strict=True)
+        ]
+    )

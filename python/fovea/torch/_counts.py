@@ -10,8 +10,16 @@ from torch import Tensor
 
 
 # Every call counts in one of these.
-_KINDS = ("fp32_instream", "fp32_autograd", "fp32_direct", "rope_instream", "rope_autograd",
-          "quantized_autograd", "pytorch_fallback", "chained")
+_KINDS = (
+    "fp32_instream",
+    "fp32_autograd",
+    "fp32_direct",
+    "rope_instream",
+    "rope_autograd",
+    "quantized_autograd",
+    "pytorch_fallback",
+    "chained",
+)
 
 
 class Counts:

@@ -24,8 +24,14 @@ def _router() -> Router:
 
 
 def direct_attention(
-    query: Tensor, key: Tensor, value: Tensor, attn_mask: Tensor | None, dropout_p: float,
-    is_causal: bool, scale: float | None, enable_gqa: bool,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    attn_mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
 ) -> Tensor:
     """scaled_dot_product_attention on Fovea, or on PyTorch where Fovea does not serve, counted."""
     if torch.compiler.is_compiling():
@@ -33,24 +39,33 @@ def direct_attention(
             raise ValueError(
                 f"[fovea] key: {key.shape[1]} heads for {query.shape[1]} of query without enable_gqa"
             )
-        return attention(query, key, value, mask=attn_mask, dropout_p=dropout_p,
-                         is_causal=is_causal, scale=scale)
+        return attention(
+            query, key, value, mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
+        )
     router = _router()
     if autocast_dtype((query, key, value)) is None:
         answer = router.eager
     else:
         answer = router.autocast
-    return answer(query, key, value, attn_mask, dropout_p, is_causal, scale=scale,
-                  enable_gqa=enable_gqa)
+    return answer(
+        query, key, value, attn_mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 def direct_rope_attention(
-    query: Tensor, key: Tensor, value: Tensor, cos: Tensor, sin: Tensor | None,
-    attn_mask: Tensor | None, is_causal: bool, scale: float | None,
+    query: Tensor,
+    key: Tensor,
+    value: Tensor,
+    cos: Tensor,
+    sin: Tensor | None,
+    attn_mask: Tensor | None,
+    is_causal: bool,
+    scale: float | None,
 ) -> Tensor:
     """The same after RoPE on interleaved pairs, which is always fused."""
-    out = rope_attention(query, key, value, cos, sin, mask=attn_mask, is_causal=is_causal,
-                         scale=scale)
+    out = rope_attention(
+        query, key, value, cos, sin, mask=attn_mask, is_causal=is_causal, scale=scale
+    )
     if not torch.compiler.is_compiling():
         counts.add("rope_autograd" if out.requires_grad else "rope_instream")
     return out

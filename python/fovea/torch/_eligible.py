@@ -13,8 +13,15 @@ MAX_HEAD_DIM = 512
 
 
 def why_delegated(
-    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, dropout_p: float, is_causal: bool,
-    scale: float | None, enable_gqa: bool, mixed: bool,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Tensor | None,
+    dropout_p: float,
+    is_causal: bool,
+    scale: float | None,
+    enable_gqa: bool,
+    mixed: bool,
 ) -> str | None:
     """None: Fovea serves. `mixed`: whether dtypes may differ, which autocast allows."""
     if q.dim() != 4 or k.dim() != 4 or v.dim() != 4:

@@ -62,9 +62,7 @@ def _forward(q, k, v, extras, scale, spec):
 
 
 def _backward(dout, dlse, q, k, v, extras, out, lse, wanted, scale, spec):
-    gradients = run_backward(
-        call_from(spec, scale), dout, dlse, q, k, v, extras, out, lse, wanted
-    )
+    gradients = run_backward(call_from(spec, scale), dout, dlse, q, k, v, extras, out, lse, wanted)
     return [g for g in gradients if g is not None]
 
 
@@ -107,13 +105,18 @@ def _differentiate(ctx, dout, dlse):
     if all(d is None for d in dout) and dlse is None:
         dlse = torch.zeros_like(lse)
     filled = (
-        [] if all(d is None for d in dout)
-        else [o.new_zeros(()).expand(o.shape) if d is None else d
-              for d, o in zip(dout, out, strict=True)]
+        []
+        if all(d is None for d in dout)
+        else [
+            o.new_zeros(()).expand(o.shape) if d is None else d
+            for d, o in zip(dout, out, strict=True)
+        ]
     )
-    found = iter(torch.ops.fovea.attention_backward(
-        filled, dlse, q, k, v, extras, out, lse, wanted, ctx.scale, ctx.spec
-    ))
+    found = iter(
+        torch.ops.fovea.attention_backward(
+            filled, dlse, q, k, v, extras, out, lse, wanted, ctx.scale, ctx.spec
+        )
+    )
     gradients = iter([next(found) if w else None for w in wanted])
     return (*([next(gradients) for _ in group] for group in (q, k, v, extras)), None, None)
 
@@ -126,13 +129,19 @@ torch.library.register_autograd(
     "fovea::attention", _differentiate, setup_context=_save, lib=_library
 )
 torch.library.register_autograd(
-    "fovea::attention_backward", _refuse, setup_context=lambda ctx, inputs, output: None,
+    "fovea::attention_backward",
+    _refuse,
+    setup_context=lambda ctx, inputs, output: None,
     lib=_library,
 )
 
 
 def through_operator(
-    settings: Settings, names: tuple[str, ...], q: list[Tensor], k: list[Tensor], v: list[Tensor],
+    settings: Settings,
+    names: tuple[str, ...],
+    q: list[Tensor],
+    k: list[Tensor],
+    v: list[Tensor],
     extras: list[Tensor],
 ) -> tuple[list[Tensor], Tensor]:
     """The call as an operator."""

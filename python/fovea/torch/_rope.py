@@ -28,9 +28,7 @@ def tables_of(cos: Tensor, sin: Tensor | None) -> tuple[Tensor, Tensor]:
             )
         return cos, sin
     if sin is not None:
-        raise ValueError(
-            f"[fovea] sin: given beside a complex table; got shape {tuple(sin.shape)}"
-        )
+        raise ValueError(f"[fovea] sin: given beside a complex table; got shape {tuple(sin.shape)}")
     real = torch.view_as_real(cos)
     return real[..., 0], real[..., 1]
 
@@ -55,8 +53,15 @@ def _head_dim(q: Operand) -> int:
 
 
 def rope_attention(
-    q: Operand, k: Operand, v: Operand, cos: Tensor, sin: Tensor | None = None, *,
-    style: str = "interleaved", rotary_dim: int = 0, **options: Any,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    style: str = "interleaved",
+    rotary_dim: int = 0,
+    **options: Any,
 ) -> Any:
     """`attention` of q and k rotated by RoPE, with no rotated copy of them in memory.
 
@@ -67,21 +72,49 @@ def rope_attention(
     """
     cos, sin = tables_of(cos, sin)
     table = table_kind(cos, rotary_dim or _head_dim(q))
-    return attention(q, k, v, rope=(cos, sin), rope_style=style, rope_table=table,
-                     rotary_dim=rotary_dim, **options)
+    return attention(
+        q,
+        k,
+        v,
+        rope=(cos, sin),
+        rope_style=style,
+        rope_table=table,
+        rotary_dim=rotary_dim,
+        **options,
+    )
 
 
 def qk_norm_rope_attention(
-    q: Operand, k: Operand, v: Operand, q_weight: Tensor | Sequence[Tensor] | None,
-    k_weight: Tensor | Sequence[Tensor] | None, cos: Tensor, sin: Tensor | None = None, *,
-    eps: float = 1e-6, style: str = "interleaved", rotary_dim: int = 0, **options: Any,
+    q: Operand,
+    k: Operand,
+    v: Operand,
+    q_weight: Tensor | Sequence[Tensor] | None,
+    k_weight: Tensor | Sequence[Tensor] | None,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    eps: float = 1e-6,
+    style: str = "interleaved",
+    rotary_dim: int = 0,
+    **options: Any,
 ) -> Any:
     """`rope_attention` of q and k after RMSNorm over head_dim, all in one pass.
 
     With segments (text, image) q, k, v and the weights are lists; the result is one too.
     """
-    return rope_attention(q, k, v, cos, sin, style=style, rotary_dim=rotary_dim, q_norm=q_weight,
-                          k_norm=k_weight, qk_norm_eps=eps, **options)
+    return rope_attention(
+        q,
+        k,
+        v,
+        cos,
+        sin,
+        style=style,
+        rotary_dim=rotary_dim,
+        q_norm=q_weight,
+        k_norm=k_weight,
+        qk_norm_eps=eps,
+        **options,
+    )
 
 
 def maybe_rope_attention(
@@ -104,8 +137,13 @@ def why_not() -> str:
 
 
 def rotate(
-    x: Tensor, cos: Tensor, sin: Tensor | None = None, *, style: str = "interleaved",
-    rotary_dim: int = 0, offset: int = 0,
+    x: Tensor,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    style: str = "interleaved",
+    rotary_dim: int = 0,
+    offset: int = 0,
 ) -> Tensor:
     """RoPE by eager operations, computed in f32, in x's dtype: a' = a cos - b sin, b' = a sin +
     b cos. What `rope_attention` fuses, for comparison and as a fallback."""
@@ -131,25 +169,47 @@ def _per_pair(table: Tensor, rotary_dim: int, style: str) -> Tensor:
 
 
 def eager_rope_attention(
-    q: Tensor, k: Tensor, v: Tensor, cos: Tensor, sin: Tensor | None = None, *,
-    style: str = "interleaved", rotary_dim: int = 0, mask: Tensor | None = None,
-    is_causal: bool = False, scale: float | None = None, enable_gqa: bool = False,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cos: Tensor,
+    sin: Tensor | None = None,
+    *,
+    style: str = "interleaved",
+    rotary_dim: int = 0,
+    mask: Tensor | None = None,
+    is_causal: bool = False,
+    scale: float | None = None,
+    enable_gqa: bool = False,
 ) -> Tensor:
     """Rotation by eager operations, then scaled_dot_product_attention."""
     q, k = (rotate(x, cos, sin, style=style, rotary_dim=rotary_dim) for x in (q, k))
-    return F.scaled_dot_product_attention(q, k, v, mask, 0.0, is_causal, scale=scale,
-                                          enable_gqa=enable_gqa)
+    return F.scaled_dot_product_attention(
+        q, k, v, mask, 0.0, is_causal, scale=scale, enable_gqa=enable_gqa
+    )
 
 
 def varlen_attention(
-    q: Tensor, k: Tensor, v: Tensor, cu_seqlens_q: Tensor, cu_seqlens_k: Tensor, max_q_len: int,
-    max_kv_len: int, **options: Any,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cu_seqlens_q: Tensor,
+    cu_seqlens_k: Tensor,
+    max_q_len: int,
+    max_kv_len: int,
+    **options: Any,
 ) -> Any:
     """`attention` of packed sequences: q [total_q, q_heads, head_dim], k and v [total_k, ...];
     sequence b owns the rows cu_seqlens[b] to cu_seqlens[b + 1] (int32 or int64, on the device).
     The maxima bound the lengths. `return_lse=True` gives lse [q_heads, total_q]."""
-    return attention(q, k, v, cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
-                     max_lengths=(int(max_q_len), int(max_kv_len)), **options)
+    return attention(
+        q,
+        k,
+        v,
+        cu_seqlens=(cu_seqlens_q, cu_seqlens_k),
+        max_lengths=(int(max_q_len), int(max_kv_len)),
+        **options,
+    )
 
 
 def check_attached(out: Tensor, *inputs: Tensor) -> Tensor:

@@ -77,8 +77,12 @@ def _traced_keys() -> list[torch._C.DispatchKey]:
 
 
 def enable(
-    *, strict: bool = False, job: _native.Job | None = None, provider: str | None = None,
-    priorities: Mapping[str, int] | None = None, **options: Any,
+    *,
+    strict: bool = False,
+    job: _native.Job | None = None,
+    provider: str | None = None,
+    priorities: Mapping[str, int] | None = None,
+    **options: Any,
 ) -> None:
     """Routes torch.nn.functional.scaled_dot_product_attention to Fovea, for CPU tensors and, where
     the build has CUDA kernels, for CUDA tensors. Gradients, autocast and torch.compile included.
@@ -95,7 +99,13 @@ def enable(
     chain = _chain_of(provider, priorities, strict)
     devices = frozenset(d["type"] for d in info()["devices"])
     router = Router(strict, settings, job, devices, chain)
-    given = {"strict": strict, "job": job, "provider": provider, "priorities": priorities, **options}
+    given = {
+        "strict": strict,
+        "job": job,
+        "provider": provider,
+        "priorities": priorities,
+        **options,
+    }
     with _lock:
         disable()
         _active = _Route(given, router)

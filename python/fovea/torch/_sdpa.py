@@ -37,51 +37,122 @@ _AUTOCAST_KEYS = {
 class Router:
     """Answers the calls while it is enabled."""
 
-    def __init__(self, strict: bool, settings: Settings, job: _native.Job | None,
-                 devices: frozenset[str], chain: Callable[..., Tensor] | None) -> None:
+    def __init__(
+        self,
+        strict: bool,
+        settings: Settings,
+        job: _native.Job | None,
+        devices: frozenset[str],
+        chain: Callable[..., Tensor] | None,
+    ) -> None:
         self._strict, self._settings, self._job = strict, settings, job
         self._devices, self._chain = devices, chain
         self._calls: dict[tuple, Call] = {}
         self._known: dict[tuple, Call] = {}
         self._kernels_enabled = _sdp_switches()
 
-    def eager(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *,
-              scale=None, enable_gqa=False):
+    def eager(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        *,
+        scale=None,
+        enable_gqa=False,
+    ):
         """For tensors in memory, with or without gradients."""
         if attn_mask is None and dropout_p == 0 and self._chain is None:
             # A call like an earlier one is served without looking at it again.
-            like = (query.shape, key.shape, value.shape, query.dtype, key.dtype, value.dtype,
-                    is_causal, scale, enable_gqa, query.is_cpu)
+            like = (
+                query.shape,
+                key.shape,
+                value.shape,
+                query.dtype,
+                key.dtype,
+                value.dtype,
+                is_causal,
+                scale,
+                enable_gqa,
+                query.is_cpu,
+            )
             call = self._known.get(like)
-            if call is not None and not is_watched() and (
-                self._not_ours(query, key, value, None, False) is None
+            if (
+                call is not None
+                and not is_watched()
+                and (self._not_ours(query, key, value, None, False) is None)
             ):
                 return self._run(call, query, key, value, ())
-        return self._answer(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-                            None, False)
+        return self._answer(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, None, False
+        )
 
-    def autocast(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *,
-                 scale=None, enable_gqa=False):
+    def autocast(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        *,
+        scale=None,
+        enable_gqa=False,
+    ):
         """Under autocast: the operands are read in their own dtypes, nothing is copied."""
         cast = autocast_dtype((query, key, value))
-        return self._answer(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-                            cast, torch.compiler.is_compiling())
+        return self._answer(
+            query,
+            key,
+            value,
+            attn_mask,
+            dropout_p,
+            is_causal,
+            scale,
+            enable_gqa,
+            cast,
+            torch.compiler.is_compiling(),
+        )
 
-    def traced(self, query, key, value, attn_mask=None, dropout_p=0.0, is_causal=False, *,
-               scale=None, enable_gqa=False):
+    def traced(
+        self,
+        query,
+        key,
+        value,
+        attn_mask=None,
+        dropout_p=0.0,
+        is_causal=False,
+        *,
+        scale=None,
+        enable_gqa=False,
+    ):
         """While torch.compile makes a graph."""
-        return self._answer(query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa,
-                            None, True)
+        return self._answer(
+            query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, None, True
+        )
 
     def _answer(self, q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, cast, traced):
         reason = self._not_ours(q, k, v, mask, traced)
         if reason is None and self._chain is not None:
             counts.add("chained")
-            return self._chain(q, k, v, mask, dropout_p, is_causal, scale=scale,
-                               enable_gqa=enable_gqa, strict=self._strict, job=self._job)
+            return self._chain(
+                q,
+                k,
+                v,
+                mask,
+                dropout_p,
+                is_causal,
+                scale=scale,
+                enable_gqa=enable_gqa,
+                strict=self._strict,
+                job=self._job,
+            )
         if reason is None:
-            reason = why_delegated(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa,
-                                   cast is not None)
+            reason = why_delegated(
+                q, k, v, mask, dropout_p, is_causal, scale, enable_gqa, cast is not None
+            )
         if reason is None:
             as_operator = traced or is_watched()
             try:
@@ -102,8 +173,18 @@ class Router:
     def _remember(self, q, k, v, is_causal, scale, enable_gqa) -> None:
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        like = (q.shape, k.shape, v.shape, q.dtype, k.dtype, v.dtype, is_causal, scale, enable_gqa,
-                q.is_cpu)
+        like = (
+            q.shape,
+            k.shape,
+            v.shape,
+            q.dtype,
+            k.dtype,
+            v.dtype,
+            is_causal,
+            scale,
+            enable_gqa,
+            q.is_cpu,
+        )
         self._known[like] = self._calls[is_causal, scale, 0.0, None, ()]
 
     def _not_ours(self, q, k, v, mask, traced) -> str | None:
@@ -150,7 +231,9 @@ class Router:
 
     def _run(self, call, q, k, v, extras):
         if torch.is_grad_enabled() and (
-            q.requires_grad or k.requires_grad or v.requires_grad
+            q.requires_grad
+            or k.requires_grad
+            or v.requires_grad
             or (extras and extras[0].requires_grad)
         ):
             out = AttentionFunction.apply(call, ONE_EACH, False, self._job, q, k, v, *extras)
@@ -209,8 +292,9 @@ def _delegate(q, k, v, mask, dropout_p, is_causal, scale, enable_gqa) -> Tensor:
         q, k, v = (_as_autocast(t, dtype) for t in (q, k, v))
         mask = None if mask is None else _as_autocast(mask, dtype)
         with torch._C._ExcludeDispatchKeyGuard(torch._C.DispatchKeySet(_AUTOCAST_KEYS[device])):
-            return SDPA.decompose(q, k, v, mask, dropout_p, is_causal, scale=scale,
-                                  enable_gqa=enable_gqa)
+            return SDPA.decompose(
+                q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa
+            )
     return SDPA.decompose(q, k, v, mask, dropout_p, is_causal, scale=scale, enable_gqa=enable_gqa)
 
 
