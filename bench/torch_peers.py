@@ -1,11 +1,11 @@
 #!/usr/bin/env python3
-"""What PyTorch's users get: scaled_dot_product_attention with `fovea.torch` enabled against without.
+"""scaled_dot_product_attention as PyTorch's users call it: `fovea.torch` enabled against without.
 
 Needs the Python package (docs/python.md) beside PyTorch. From the root of the repository:
 
     python bench/torch_peers.py --seq 512 1024 --dtypes f32               # a quick run on the CPU
     python bench/torch_peers.py --device cuda --json torch-peers.json
-    python bench/torch_peers.py --overhead                                # what a call costs besides
+    python bench/torch_peers.py --overhead                         # what a call costs besides
     python bench/torch_peers.py --rope 1x30x4128x128 --layers 12          # fused RoPE and eager
 
 Rows, protocol and columns are those of bench/peers.py, from which the code comes, except that both
@@ -13,9 +13,9 @@ sides are the same call of the public function with all of PyTorch's kernels all
 round ends when the device has finished. --overhead times the smallest call, on one thread: through
 the library's own function with everything ready (`native`), and through the routed function. What
 the latter costs more is Python, PyTorch's dispatcher and, with gradients, its autograd engine, of
-which an empty autograd.Function is shown beside it. --rope runs layers one after the other on bf16 without
-gradients, the result of one being q of the next: `rope_attention`, against PyTorch's own attention
-after rotation by eager operations.
+which an empty autograd.Function is shown beside it. --rope runs layers one after the other on bf16,
+without gradients, the result of one being q of the next: `rope_attention`, against PyTorch's own
+attention after rotation by eager operations.
 """
 
 from __future__ import annotations
@@ -158,7 +158,7 @@ def overhead() -> dict[str, float]:
 
 
 def rope_chain(shape: tuple[int, ...], layers: int, device: str, rounds: int) -> int:
-    """Prints the ratio of a chain of layers, eager over fused, after comparing the results of one."""
+    """Prints the ratio of a chain of layers, eager over fused, after comparing one's results."""
     generator = torch.Generator().manual_seed(0)
     q, k, v = (torch.randn(shape, generator=generator).to(device, torch.bfloat16) for _ in range(3))
     angle = torch.randn(shape[2], shape[3] // 2, generator=generator).to(device)
@@ -180,7 +180,8 @@ def rope_chain(shape: tuple[int, ...], layers: int, device: str, rounds: int) ->
             print(f"FAILED: the results differ by {error:.1e}")
             return 1
         times = [
-            [peers.seconds(lambda: chain(way, layers), 1) for way in ways] for _ in range(rounds)
+            [peers.seconds(lambda way=way: chain(way, layers), 1) for way in ways]
+            for _ in range(rounds)
         ]
     fused_s, eager_s = (statistics.median(t) for t in zip(*times))
     low, middle, high = statistics.quantiles((b / a for a, b in times), method="inclusive")

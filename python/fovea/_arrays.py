@@ -269,7 +269,7 @@ def merge_partials(
     sinks: Array | None = None,
     stream: int | None = None,
 ) -> tuple[Array, Array]:
-    """Merges results over disjoint sets of keys, each computed without the sink; returns (out, lse).
+    """Merges results over disjoint sets of keys, each computed without the sink, to (out, lse).
     Two empty ones merge to (0, -inf); the sink is added here, once."""
     if not outs:
         raise ValueError("[fovea] outs: at least one partial result; got none")

@@ -17,10 +17,13 @@ import metal_sdpa_extension as metal  # noqa: E402
 import pytorch_custom_op_ffi as ffi  # noqa: E402
 
 SIGNATURES = {
-    "metal_scaled_dot_product_attention": "query,key,value,attn_mask=None,dropout_p=0.0,is_causal=False,scale=None,enable_gqa=False",
-    "rope_scaled_dot_product_attention": "query,key,value,rope_cos,rope_sin,attn_mask=None,is_causal=False,scale=None",
+    "metal_scaled_dot_product_attention": "query,key,value,attn_mask=None,dropout_p=0.0,"
+    "is_causal=False,scale=None,enable_gqa=False",
+    "rope_scaled_dot_product_attention": "query,key,value,rope_cos,rope_sin,"
+    "attn_mask=None,is_causal=False,scale=None",
     "metal_flash_attention_autograd": "query,key,value,is_causal=False,scale=0.0",
-    "metal_quantized_flash_attention_autograd": "query,key,value,is_causal=False,scale=0.0,target_precision=3,quant_mode=0,attn_mask=None",
+    "metal_quantized_flash_attention_autograd": "query,key,value,is_causal=False,"
+    "scale=0.0,target_precision=3,quant_mode=0,attn_mask=None",
     "set_quantization_mode": "precision,block_mode",
     "clear_quantization_mode": "",
     "get_dispatch_stats": "",

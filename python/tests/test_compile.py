@@ -76,7 +76,8 @@ PROCESS = textwrap.dedent("""
     function = torch.compile(torch.nn.functional.scaled_dot_product_attention, fullgraph=True)
     function(q, k, v)
     from torch._dynamo.utils import counters
-    hits = counters["inductor"]["fxgraph_cache_hit"] + counters["aot_autograd"]["autograd_cache_hit"]
+    hits = counters["inductor"]["fxgraph_cache_hit"]
+    hits += counters["aot_autograd"]["autograd_cache_hit"]
     print(fovea.stats()["forward_calls"], hits)
 """)
 

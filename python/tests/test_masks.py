@@ -1,4 +1,4 @@
-"""Masks of scaled_dot_product_attention: both kinds, every broadcast, in place, skipped when true."""
+"""Masks of scaled_dot_product_attention: both kinds, every broadcast, in place, skipped if true."""
 
 import pytest
 

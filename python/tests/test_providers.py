@@ -1,4 +1,4 @@
-"""Choosing among what is installed, with modules made for the test: found, ranked, tried, proved."""
+"""Choosing among what is installed, with modules made for the test: found, ranked, proved."""
 
 import importlib
 import logging
@@ -267,7 +267,7 @@ def test_F2_every_stage_equals_the_reference(name, dtype):
     for options in ({}, {"is_causal": True}, {"scale": 0.1}, {"mask": mask}, {"mask": bias}):
         q, k, v = operands(kv_len=40, dtype=dtype)
 
-        def attend(q, k, v):
+        def attend(q, k, v, options=options):
             ours = {"attn_mask" if n == "mask" else n: o for n, o in options.items()}
             return providers.attention(q, k, v, provider=name, strict=True, **ours)
 

@@ -1,4 +1,4 @@
-"""scaled_dot_product_attention routed to Fovea: reached, right, and valid wherever it was before."""
+"""scaled_dot_product_attention routed to Fovea: reached, right, valid wherever it was before."""
 
 import threading
 

@@ -5,9 +5,9 @@
     out = providers.attention(q, k, v)                          # the best that serves
     out = providers.attention(q, k, v, provider="xformers")     # an explicit choice
 
-The library ranks: Fovea 120, FlashAttention 110 (3: 111, 4: 112), xFormers 100, PyTorch 80 and 70, sub-quadratic 10.
-An explicit choice beats priority, and raises where it is not available. Importing this module
-imports the packages that are looked for; a broken one is noted, with its reason.
+The library ranks: Fovea 120, FlashAttention 110 (3: 111, 4: 112), xFormers 100, PyTorch 80 and 70,
+sub-quadratic 10. An explicit choice beats priority, and raises where it is not available. Importing
+this module imports the packages that are looked for; a broken one is noted, with its reason.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether Fovea serves attention on a device of this machine, and if not, at which step it fails."""
+"""Whether Fovea serves attention on a device of this machine; if not, at which step it fails."""
 
 from __future__ import annotations
 

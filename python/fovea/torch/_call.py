@@ -100,7 +100,7 @@ def empty_like_layout(like: Tensor, shape: Sequence[int], dtype: torch.dtype) ->
 
 
 def empty_like_input(tensor: Tensor) -> Tensor:
-    """New memory for an input's gradient: of its shape, its dtype and the order of its dimensions."""
+    """New memory for an input's gradient: of its shape, dtype and order of dimensions."""
     if tensor.is_contiguous():
         return torch.empty_like(tensor)
     return empty_like_layout(tensor, tensor.shape, tensor.dtype)
@@ -155,7 +155,7 @@ def plain(operand: Sequence[Tensor | None]) -> object:
 
 
 def stream_of(tensor: Tensor) -> int:
-    """Where the work is queued: PyTorch's current stream of the tensor's device. Never waited for."""
+    """Where the work is queued: PyTorch's current stream of the device. Never waited for."""
     if tensor.is_cpu:
         return 0
     return torch.cuda.current_stream(tensor.device).cuda_stream
@@ -234,7 +234,7 @@ def new_gradients(
     call: Call, tensors: Sequence[Tensor], operands: int, wanted: Sequence[bool]
 ) -> list[Tensor | None]:
     """Memory for the gradients that are wanted: of operands in their own layout, of the other
-    tensors contiguous. `tensors`: the segments of q, k and v (`operands` of them), then the extras."""
+    tensors contiguous. `tensors`: the segments of q, k, v (`operands` of them), then extras."""
     gradients: list[Tensor | None] = []
     for n, (tensor, is_wanted) in enumerate(zip(tensors, wanted, strict=True)):
         if not is_wanted:

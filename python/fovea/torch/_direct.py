@@ -37,7 +37,7 @@ def direct_attention(
     if torch.compiler.is_compiling():
         if query.shape[1] != key.shape[1] and not enable_gqa:
             raise ValueError(
-                f"[fovea] key: {key.shape[1]} heads for {query.shape[1]} of query without enable_gqa"
+                f"[fovea] key: {key.shape[1]} heads for query's {query.shape[1]} without enable_gqa"
             )
         return attention(
             query, key, value, mask=attn_mask, dropout_p=dropout_p, is_causal=is_causal, scale=scale
