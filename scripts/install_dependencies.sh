@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
 # Installs what building and testing Fovea needs, on Debian 12 or a current Ubuntu; says nothing
-# when everything is there. With --lint, also what `make lint` and `make format` need.
+# when everything is there. With --lint, also what `make lint` and `make format` need; with --python,
+# what building the Python package does.
 # docs/dependencies.md says what each package is for.
 set -euo pipefail
 
@@ -9,7 +10,13 @@ packages=(
   libfmt-dev libcli11-dev nlohmann-json3-dev libdnnl-dev
   ocl-icd-opencl-dev libopenblas-dev libgtest-dev libbenchmark-dev
 )
-[[ "${1:-}" == --lint ]] && packages+=(clang-format-14 clang-tidy-14)
+for option in "$@"; do
+  case $option in
+    --lint) packages+=(clang-format-14 clang-tidy-14) ;;
+    --python) packages+=(python3-dev python3-venv) ;;
+    *) echo "fovea: unknown option $option" >&2 && exit 2 ;;
+  esac
+done
 
 if ! command -v dpkg-query >/dev/null || ! command -v apt-get >/dev/null; then
   echo "fovea: not a Debian or Ubuntu system; this build needs the equivalents of: ${packages[*]}" >&2

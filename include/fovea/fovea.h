@@ -5,6 +5,7 @@
 #include <fovea/device_memory.h>
 #include <fovea/introspect.h>
 #include <fovea/plan.h>
+#include <fovea/providers.h>
 #include <fovea/report.h>
 #include <fovea/status.h>
 #include <fovea/tensor.h>

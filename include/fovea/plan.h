@@ -50,6 +50,14 @@ struct PlanOptions {
   const ThreadPool* pool = nullptr;  ///< CPU: run there instead; `self` must outlive the plan
 };
 
+/// A caller's allocator, asked by a run for exactly the workspace that its plan needs, so that
+/// callers need not plan to know the size. The memory is as `RunOptions::workspace` says, stays
+/// valid until the run has finished on its stream, and remains the caller's. Null: no memory.
+struct WorkspaceSource {
+  void* self = nullptr;
+  void* (*allocate)(void* self, std::size_t bytes) = nullptr;
+};
+
 /// Where and with what one run happens.
 struct RunOptions {
   void* stream = nullptr;     ///< CUDA: cudaStream_t; not synchronised
@@ -57,7 +65,8 @@ struct RunOptions {
                               ///< null: the library's cached buffers (see release_cached_memory),
                               ///< on CUDA one for each stream
   std::size_t workspace_bytes = 0;
-  Job* job = nullptr;  ///< null: the process's job
+  WorkspaceSource source;  ///< asked where `workspace` is null
+  Job* job = nullptr;      ///< null: the process's job
 };
 
 /// A validated call with its kernel chosen and its workspace known.

@@ -118,7 +118,7 @@ struct Counters {
   std::uint64_t fused_prologues = 0;
   std::uint64_t quantized = 0;
   std::uint64_t staged_copies = 0;     ///< Report::staged_copies of all calls
-  std::vector<KernelCount> kernels;    ///< those that were ever launched
+  std::vector<KernelCount> kernels;    ///< those that were ever launched, and providers
   std::vector<RefusalCount> refusals;  ///< kernels passed over, by reason
 };
 

@@ -8,6 +8,7 @@
 #include "core/device_totals.h"
 #include "core/json_text.h"
 #include "core/outstanding.h"
+#include "core/providers.h"
 #include "core/replays.h"
 
 namespace fovea {
@@ -61,6 +62,7 @@ Counters counters() {
       c.kernels.push_back(
           {table[n]->id, k.launched, k.captured, k.replayed, k.completed, k.failed});
   }
+  for (KernelCount& provider : provider_counts()) c.kernels.push_back(std::move(provider));
   auto& all = counting::refusals();
   const std::lock_guard lock(all.mutex);
   for (const auto& [kind, counter] : all.by_kind)
@@ -96,6 +98,7 @@ void reset_counters() {
                         &t.fused_prologues, &t.quantized, &t.staged_copies})
     *counter = 0;
   for (auto& k : t.kernels) k.launched = k.captured = k.replayed = k.completed = k.failed = 0;
+  reset_provider_counts();
   auto& all = counting::refusals();
   const std::lock_guard lock(all.mutex);
   for (auto& [kind, counter] : all.by_kind) *counter = 0;

@@ -127,16 +127,24 @@ Status give_workspace(const PlanState& plan, const RunOptions& options, bool cap
                       OwnWorkspace& own, Launch& launch) {
   if (plan.workspace_bytes == 0) return {};
   const char* where = name_of(plan.problem.direction);
-  if (options.workspace == nullptr)
+  void* memory = options.workspace;
+  if (memory == nullptr && options.source.allocate == nullptr)
     return take_workspace(plan, options.stream, captured, own, launch);
-  if (options.workspace_bytes < plan.workspace_bytes)
+  if (memory == nullptr) {
+    memory = options.source.allocate(options.source.self, plan.workspace_bytes);
+    if (memory == nullptr)
+      return {StatusCode::out_of_memory, formatted("[{}] the caller's source has no {} bytes of "
+                                                   "workspace",
+                                                   where, plan.workspace_bytes)};
+  } else if (options.workspace_bytes < plan.workspace_bytes) {
     return {StatusCode::out_of_memory,
             formatted("[{}] workspace must have at least {} bytes; got {}", where,
                       plan.workspace_bytes, options.workspace_bytes)};
-  if (reinterpret_cast<std::uintptr_t>(options.workspace) % 64 != 0)
+  }
+  if (reinterpret_cast<std::uintptr_t>(memory) % 64 != 0)
     return {StatusCode::invalid,
-            formatted("[{}] workspace must be 64-byte aligned; got {}", where, options.workspace)};
-  launch.workspace = static_cast<std::byte*>(options.workspace);
+            formatted("[{}] workspace must be 64-byte aligned; got {}", where, memory)};
+  launch.workspace = static_cast<std::byte*>(memory);
   return {};
 }
 

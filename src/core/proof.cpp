@@ -1,5 +1,6 @@
 #include "core/proof.h"
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
 #include <utility>
@@ -95,6 +96,20 @@ Status Job::flush() { return flush_of(*state_); }
 Status flush() { return flush_of(*detail::JobState::of(nullptr)); }
 
 namespace proof {
+namespace {
+
+bool is_due(bool first) {
+  const ProofLevel level = proof_level();
+  return level == ProofLevel::all || (first && level == ProofLevel::proof);
+}
+
+void say_not_used(std::string_view id, std::string_view reason, std::string_view served_by) {
+  emit(formatted("[fovea] NOT used {} — {}; {}", id, reason,
+                 served_by.empty() ? std::string("nothing served instead")
+                                   : formatted("served by {}", served_by)));
+}
+
+}  // namespace
 
 void completed(detail::JobState& job, const Subject& subject) {
   bool first = false;
@@ -104,8 +119,7 @@ void completed(detail::JobState& job, const Subject& subject) {
     if (first) job.order.emplace_back(subject.kernel->id);
     job.ran[subject.row].store(true, std::memory_order_release);
   }
-  const ProofLevel level = proof_level();
-  if (level == ProofLevel::all || (first && level == ProofLevel::proof))
+  if (is_due(first))
     emit(formatted("[fovea] ran {} {} ver={} file={} device={}", subject.kernel->id,
                    subject.description, version(), library_path(), subject.device));
 }
@@ -113,11 +127,30 @@ void completed(detail::JobState& job, const Subject& subject) {
 void not_used(detail::JobState& job, const Subject& subject, const std::string& reason,
               const char* served_by) {
   const bool first = !job.refused[subject.row].exchange(true, std::memory_order_relaxed);
-  const ProofLevel level = proof_level();
-  if (level == ProofLevel::all || (first && level == ProofLevel::proof))
-    emit(formatted("[fovea] NOT used {} — {}; {}", subject.kernel->id, reason,
-                   served_by == nullptr ? std::string("nothing served instead")
-                                        : formatted("served by {}", served_by)));
+  if (is_due(first))
+    say_not_used(subject.kernel->id, reason, served_by == nullptr ? "" : served_by);
+}
+
+void provider_ran(detail::JobState& job, const Provider& provider, std::string_view description) {
+  bool first = false;
+  {
+    const std::lock_guard lock(job.mutex);
+    first = std::find(job.order.begin(), job.order.end(), provider.name) == job.order.end();
+    if (first) job.order.push_back(provider.name);
+  }
+  if (is_due(first))
+    emit(formatted("[fovea] ran {} ver={} file={} {}", provider.name, provider.version,
+                   provider.file, description));
+}
+
+void provider_not_used(detail::JobState& job, const Provider& provider, std::string_view reason,
+                       std::string_view served_by) {
+  bool first = false;
+  {
+    const std::lock_guard lock(job.mutex);
+    first = job.providers_refused.insert(provider.name).second;
+  }
+  if (is_due(first)) say_not_used(provider.name, reason, served_by);
 }
 
 }  // namespace proof

@@ -5,10 +5,12 @@
 #include <atomic>
 #include <memory>
 #include <mutex>
+#include <set>
 #include <string>
 #include <string_view>
 #include <vector>
 
+#include <fovea/providers.h>
 #include <fovea/report.h>
 
 #include "contract/kernel.h"
@@ -28,8 +30,9 @@ struct JobState {
   std::array<std::atomic<bool>, kMaxKernels> ran{};      ///< a "ran" line is due only once
   std::array<std::atomic<bool>, kMaxKernels> refused{};  ///< likewise a "NOT used" line
   std::mutex mutex;
-  std::vector<std::string> order;  ///< ids in order of first completion
-  Status failure;                  ///< the first of a run that failed on its device, unreported
+  std::vector<std::string> order;           ///< ids and providers in order of first completion
+  std::set<std::string> providers_refused;  ///< those whose "NOT used" line was due
+  Status failure;  ///< the first of a run that failed on its device, unreported
 };
 
 }  // namespace detail
@@ -50,6 +53,11 @@ void completed(detail::JobState& job, const Subject& subject);
 /// `served_by` is null when nothing did.
 void not_used(detail::JobState& job, const Subject& subject, const std::string& reason,
               const char* served_by);
+
+/// The same of providers, which are no kernels of the table.
+void provider_ran(detail::JobState& job, const Provider& provider, std::string_view description);
+void provider_not_used(detail::JobState& job, const Provider& provider, std::string_view reason,
+                       std::string_view served_by);
 
 }  // namespace proof
 }  // namespace fovea

@@ -256,6 +256,39 @@ TEST_F(OnDevice, ACapturedRunBringsItsWorkspace) {
   EXPECT_EQ(fake_device().allocations, before);
 }
 
+TEST_F(OnDevice, ARunAsksItsCallersSourceForWhatItNeeds) {
+  behaviour().workspace_bytes = 1000;
+  struct Source {
+    DeviceBuffer buffer = DeviceBuffer::make(kDevice, 1064).value();
+    std::size_t asked = 0, offset = 0;
+    bool empty = false;
+  } source;
+  fake_device().capturing.insert(&first_stream);  // where the library's own would be refused
+  const ForwardArgs args = call.forward_args();
+  const Result<Plan> plan = Plan::make(args);
+  ASSERT_TRUE(plan.ok());
+  RunOptions options;
+  options.stream = &first_stream;
+  options.source.self = &source;
+  options.source.allocate = [](void* self, std::size_t bytes) -> void* {
+    auto& of = *static_cast<Source*>(self);
+    of.asked = bytes;
+    return of.empty ? nullptr : static_cast<std::byte*>(of.buffer.data()) + of.offset;
+  };
+  EXPECT_TRUE(plan->run(args, options).ok());
+  EXPECT_EQ(source.asked, 1000u);
+  EXPECT_EQ(behaviour().seen_workspace, source.buffer.data());
+  source.offset = 8;
+  EXPECT_EQ(plan->run(args, options).code(), StatusCode::invalid);
+  source.empty = true;
+  expect_error(plan->run(args, options), StatusCode::out_of_memory,
+               "[forward] the caller's source has no 1000 bytes of workspace");
+  const DeviceBuffer workspace = DeviceBuffer::make(kDevice, 1000).value();
+  options.workspace = workspace.data();  // comes before the source
+  options.workspace_bytes = workspace.bytes();
+  EXPECT_TRUE(plan->run(args, options).ok());
+}
+
 TEST_F(OnDevice, EachStreamHasAWorkspaceThatIsUsedAgain) {
   behaviour().workspace_bytes = 1000;
   ASSERT_TRUE(run(&first_stream).ok());

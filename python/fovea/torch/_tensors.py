@@ -1,0 +1,30 @@
+"""What kind of tensors a call is made on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import torch
+from torch import Tensor
+
+_PLAIN = (Tensor, torch.nn.Parameter)
+_dispatch_modes = torch._C._len_torch_dispatch_stack
+_functorch_level = torch._C._functorch.peek_interpreter_stack
+
+
+def is_transformed() -> bool:
+    """Whether torch.func (vmap, grad, ...) is at work."""
+    return _functorch_level() is not None
+
+
+def is_watched() -> bool:
+    """Whether somebody looks at the operators: torch.compile, a dispatch mode."""
+    return _dispatch_modes() > 0 or torch.compiler.is_compiling()
+
+
+def is_plain(tensors: Iterable[Tensor]) -> bool:
+    """Whether the tensors are memory and nobody watches the operators, so that a call may be made
+    without one."""
+    if torch.compiler.is_compiling() or _dispatch_modes() or is_transformed():
+        return False
+    return all(type(t) in _PLAIN and not t.is_neg() for t in tensors)
