@@ -102,7 +102,7 @@ if wanted cudnn; then
   state=$("$tool" info 2>/dev/null | grep -E '^ +cudnn' | head -n 1 | tr -s ' ')
   case $state in
     *" not available: "*) skip cudnn "${state##* not available: }" ;;
-    *" available,"*) step cudnn "$tool" check --kernel 'cudnn.*' --min-executed 20 ;;
+    *" available,"*) step cudnn "$tool" check --kernel 'cudnn.*' --min-executed 10 ;;
     "") skip cudnn "it is not part of this build" ;;
     *) skip cudnn "${state# cudnn }" ;;
   esac

@@ -17,13 +17,14 @@ cmake --install "$build" --prefix "$PWD/$root/installed" >/dev/null
 python3 -m venv "$root/venv"
 pip() { "$root/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
 pip wheel . --quiet --no-deps --wheel-dir "$root" \
-  --config-settings=cmake.define.Fovea_DIR="$(dirname "$(find "$PWD/$root/installed" -name FoveaConfig.cmake)")"
+  --config-settings=cmake.define.Fovea_DIR="$(find "$PWD/$root/installed" -name FoveaConfig.cmake -printf '%h\n' -quit)"
 echo "python: $(basename "$root"/*.whl) built in $((SECONDS - start)) s"
 
 start=$SECONDS
 pip install --quiet "$root"/*.whl pytest numpy
 "$root/venv/bin/python" -m fovea check
-pip install --quiet torch
+# The version that it is tested with: newer ones are for whoever raises it here.
+pip install --quiet "torch==${FOVEA_TEST_TORCH:-2.15.*}"
 echo "python: environment made in $((SECONDS - start)) s"
 
 # From another folder, so that the installed package is imported and not the sources.

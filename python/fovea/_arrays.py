@@ -83,10 +83,23 @@ def _extras(**tensors: Array | None) -> dict[str, Array] | None:
     return given or None
 
 
+def _refuse_gradients(*arrays: Array) -> None:
+    torch = sys.modules.get("torch")
+    if torch is None or not torch.is_grad_enabled():
+        return
+    if any(isinstance(x, torch.Tensor) and x.requires_grad for x in arrays):
+        raise NotImplementedError(
+            "[fovea] this call has no gradient: detach() its tensors, or use fovea.torch.attention"
+        )
+
+
 def _stream_of(array: Array, stream: int | None) -> int:
-    """The stream a call is queued on: the caller's, else CuPy's current one, else the default."""
+    """The stream a call is queued on: the caller's, else the current one of PyTorch or CuPy, else the
+    default."""
     if stream is not None:
         return stream
+    if _is_torch(array):
+        return 0 if array.is_cpu else sys.modules["torch"].cuda.current_stream(array.device).cuda_stream
     if library_of(array, "q") == "cupy":
         return sys.modules["cupy"].cuda.get_current_stream().ptr
     return 0
@@ -234,12 +247,13 @@ class AttentionPlan:
         *,
         mask: Array | None = None,
         sinks: Array | None = None,
-        stream: int = 0,
+        stream: int | None = None,
         job: _native.Job | None = None,
     ) -> Array:
         """Writes the result into `out` and returns it."""
+        _refuse_gradients(q, k, v)
         extras = _extras(mask=mask, sinks=sinks)
-        self._plan.run_forward(q, k, v, out, None, extras, stream, job)
+        self._plan.run_forward(q, k, v, out, None, extras, _stream_of(q, stream), job)
         return out
 
 
@@ -273,6 +287,7 @@ def merge_partials(
     Two empty ones merge to (0, -inf); the sink is added here, once."""
     if not outs:
         raise ValueError("[fovea] outs: at least one partial result; got none")
+    _refuse_gradients(*outs, *lses)
     results = _Results(outs[0])
     out = results.empty(tuple(outs[0].shape), dtype_name(outs[0], "outs"))
     lse = results.empty(tuple(lses[0].shape), "float32")

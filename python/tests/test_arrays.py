@@ -218,3 +218,16 @@ def test_cupy_arrays_on_their_current_stream(gpu):
         assert isinstance(out, cupy.ndarray)
         found = cupy.asnumpy(out)
     np.testing.assert_allclose(found, formula(q, k, v), atol=1e-5)
+
+
+def test_calls_without_a_gradient_refuse_tensors_that_want_one():
+    torch = pytest.importorskip("torch")
+    q = torch.randn(1, 2, 8, 16, requires_grad=True)
+    out, lse = fovea.attention(q, q, q, return_lse=True)
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        fovea.merge_partials([out, out], [lse, lse])
+    made = fovea.plan(q.detach(), q.detach(), q.detach(), torch.empty(1, 2, 8, 16))
+    with pytest.raises(NotImplementedError, match="no gradient"):
+        made.run(q, q, q, torch.empty(1, 2, 8, 16))
+    with torch.no_grad():
+        made.run(q, q, q, torch.empty(1, 2, 8, 16))

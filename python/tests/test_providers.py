@@ -16,6 +16,8 @@ from reference import assert_attention_by_rule, formula, gradients, operands  # 
 import fovea  # noqa: E402
 import fovea.torch as ft  # noqa: E402
 from fovea import providers  # noqa: E402
+from fovea.providers._entry import Request  # noqa: E402
+from fovea.providers._external import ENTRIES  # noqa: E402
 
 # Strict like the real one: one 16-bit dtype, [batch, length, heads, head_dim].
 FLASH = """
@@ -410,3 +412,13 @@ def test_mixed_devices_are_named():
     q, k, v = half()
     with pytest.raises(ValueError, match="key: on meta, but query is on cpu"):
         providers.attention(q, k.to("meta"), v)
+
+
+def test_packages_refuse_what_they_would_read_otherwise():
+    q = torch.randn(2, 5, 8)
+    mask = torch.ones(5, 5, dtype=torch.bool)
+    four = torch.randn(1, 2, 5, 8)
+    for entry in ENTRIES:
+        assert "dimensions" in entry.refuse(Request(q, q, q))
+    xformers = next(entry for entry in ENTRIES if entry.name == "xformers")
+    assert xformers.refuse(Request(four, four, four, mask, is_causal=True)) == "a mask with is_causal"

@@ -437,3 +437,26 @@ def test_negated_views_are_read_with_their_sign():
     ft.enable()
     assert torch.equal(SDPA(negated, k, v), expected)
     assert delegated() == {"negated views": 1}
+
+
+def test_zero_tensors_and_no_heads_stay_valid():
+    ft.enable()
+    zeros = torch._efficientzerotensor((1, 2, 5, 8))
+    q = torch.randn(1, 2, 5, 8)
+    assert torch.equal(SDPA(q, q, zeros), torch.zeros(1, 2, 5, 8))
+    assert delegated() == {"zero tensors": 1}
+    none = torch.empty(2, 0, 4, 8)
+    assert SDPA(none, none, none).shape == (2, 0, 4, 8)
+    assert delegated()["no heads"] == 1
+
+
+def test_counters_made_in_inference_mode_count_outside_of_it():
+    from fovea.torch._counts import Counts
+
+    counts, condition = Counts(), torch.tensor(True)
+    with torch.inference_mode():
+        counts.add_on_device(condition)
+    counts.add_on_device(condition)
+    assert counts.named("mask_all_true_skipped") == 2
+    counts.reset()
+    assert counts.named("mask_all_true_skipped") == 0

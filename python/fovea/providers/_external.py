@@ -14,11 +14,14 @@ from ._entry import Entry, Loaded, Request, load_from
 _HALF = (torch.float16, torch.bfloat16)
 
 
+def _other_ranks(request: Request) -> str | None:
+    ranks = [t.dim() for t in (request.q, request.k, request.v)]
+    return None if ranks == [4, 4, 4] else f"operands of {ranks} dimensions, not 4"
+
+
 def _common(request: Request, max_head_dim: int) -> str | None:
     if request.q.dtype not in _HALF:
         return f"dtype {request.q.dtype}, not float16 or bfloat16"
-    if request.q.dim() != 4:
-        return f"{request.q.dim()} dimensions, not 4"
     if request.q.shape[-1] > max_head_dim:
         return f"head_dim {request.q.shape[-1]} > {max_head_dim}"
     if request.v.shape[-1] != request.q.shape[-1]:
@@ -29,6 +32,8 @@ def _common(request: Request, max_head_dim: int) -> str | None:
 
 
 def _refuse_flash(request: Request) -> str | None:
+    if reason := _other_ranks(request):
+        return reason
     if request.mask is not None:
         return "it has no masks"
     if request.is_causal and request.q.shape[2] != request.k.shape[2]:
@@ -55,6 +60,10 @@ def _run_flash(loaded: Loaded, request: Request) -> Tensor:
 
 
 def _refuse_xformers(request: Request) -> str | None:
+    if reason := _other_ranks(request):
+        return reason
+    if request.mask is not None and request.is_causal:
+        return "a mask with is_causal"
     if request.is_causal and request.q.shape[2] != request.k.shape[2]:
         return f"causal with q_len {request.q.shape[2]} and kv_len {request.k.shape[2]}"
     if request.q.shape[1] != request.k.shape[1]:
@@ -80,6 +89,8 @@ def _run_xformers(loaded: Loaded, request: Request) -> Tensor:
 
 
 def _refuse_sage(request: Request) -> str | None:
+    if reason := _other_ranks(request):
+        return reason
     if request.needs_gradient:
         return "it has no gradient"
     if request.mask is not None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import threading
+
 import torch
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -56,17 +58,24 @@ def _run_sdp(loaded: Loaded, request: Request) -> Tensor:
     )
 
 
+_SWITCHES = threading.RLock()
+
+
 def _run_sdp_no_mem(loaded: Loaded, request: Request) -> Tensor:
     allowed = [SDPBackend.FLASH_ATTENTION, SDPBackend.MATH, SDPBackend.CUDNN_ATTENTION]
-    with sdpa_kernel(allowed):
+    # PyTorch keeps these switches for the process: two threads that change them and change them back
+    # would leave them changed.
+    with _SWITCHES, sdpa_kernel(allowed):
         return _run_sdp(loaded, request)
 
 
 def _refuse_sub_quadratic(request: Request) -> str | None:
     if request.mask is not None and request.is_causal:
         return "a mask with is_causal"
-    if request.q.dim() != 4 or request.k.dim() != 4:
-        return f"{request.q.dim()} and {request.k.dim()} dimensions, not 4"
+    if not request.q.dim() == request.k.dim() == request.v.dim() == 4:
+        return f"{request.q.dim()}, {request.k.dim()} and {request.v.dim()} dimensions, not 4"
+    if request.q.dtype == torch.float64:
+        return "dtype torch.float64"
     if request.q.shape[1] != request.k.shape[1] and not request.enable_gqa:
         return f"heads differ ({request.q.shape[1]}, {request.k.shape[1]}) without enable_gqa"
     return None

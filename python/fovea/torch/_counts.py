@@ -48,7 +48,9 @@ class Counts:
         with self._lock:
             total = self._on_devices.get(condition.device)
             if total is None:
-                total = torch.zeros((), dtype=torch.int64, device=condition.device)
+                # Not inference_mode's, which later calls could not add to.
+                with torch.inference_mode(False):
+                    total = torch.zeros((), dtype=torch.int64, device=condition.device)
                 self._on_devices[condition.device] = total
             total.add_(condition)
 

@@ -40,6 +40,8 @@ def why_delegated(
         return "batches that differ"
     if k_dim != head_dim or v_len != kv_len or v_heads != kv_heads:
         return "shapes that do not fit"
+    if q_heads == 0 or kv_heads == 0:
+        return "no heads"
     if q_heads != kv_heads and (not enable_gqa or kv_heads == 0 or q_heads % kv_heads):
         return "heads that differ without being groups"
     if not 1 <= head_dim <= MAX_HEAD_DIM or not 1 <= v_dim <= MAX_HEAD_DIM:

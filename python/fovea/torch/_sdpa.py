@@ -198,6 +198,8 @@ class Router:
                     return "tensor subclasses"
                 if tensor.is_neg():
                     return "negated views"
+                if tensor._is_zerotensor():
+                    return "zero tensors"
         if forward_ad._current_level >= 0 and any(_has_tangent(t) for t in operands):
             return "forward-mode derivatives"
         if _sdp_switches() != self._kernels_enabled:
