@@ -3,6 +3,7 @@
 # environment. The library in it is the one that BUILD has compiled (build/dev, say), so that only
 # the binding is compiled here. The environment gets PyTorch from PyPI, whose Linux wheel brings the
 # CUDA libraries (4 GB): PyPI has no other, and without PyTorch most of the package is untested.
+# Exits with 75 where PyPI does not give what is needed within a quarter of an hour.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 build=$1
@@ -15,16 +16,18 @@ mkdir -p "$results"
 start=$SECONDS
 cmake --install "$build" --prefix "$PWD/$root/installed" >/dev/null
 python3 -m venv "$root/venv"
-pip() { "$root/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip() { timeout 900 "$root/venv/bin/python" -m pip --disable-pip-version-check "$@"; }
+pip download --quiet --no-deps --dest "$root" nanobind || exit 75
 pip wheel . --quiet --no-deps --wheel-dir "$root" \
   --config-settings=cmake.define.Fovea_DIR="$(find "$PWD/$root/installed" -name FoveaConfig.cmake -printf '%h\n' -quit)"
-echo "python: $(basename "$root"/*.whl) built in $((SECONDS - start)) s"
+echo "python: $(basename "$root"/fovea_attention-*.whl) built in $((SECONDS - start)) s"
 
 start=$SECONDS
-pip install --quiet "$root"/*.whl pytest numpy
+pip install --quiet --no-deps "$root"/fovea_attention-*.whl
+pip install --quiet pytest numpy || exit 75
 "$root/venv/bin/python" -m fovea check
 # The version that it is tested with: newer ones are for whoever raises it here.
-pip install --quiet "torch==${FOVEA_TEST_TORCH:-2.15.*}"
+pip install --quiet "torch==${FOVEA_TEST_TORCH:-2.15.*}" || exit 75
 echo "python: environment made in $((SECONDS - start)) s"
 
 # From another folder, so that the installed package is imported and not the sources.
