@@ -99,6 +99,14 @@ class Row:
     ratio: tuple[float, float, float] = (0, 0, 0)  # lower quartile, median, upper quartile
     others: float = 0  # share of the machine
 
+    def take(self, times: list[list[float]], others: float) -> None:
+        """times: of each round, ours and theirs in seconds; others: CPUs that were not ours."""
+        self.ours_ms, self.theirs_ms = (1e3 * statistics.median(t) for t in zip(*times))
+        self.ours_tflops, self.theirs_tflops = map(self.case.tflops, (self.ours_ms, self.theirs_ms))
+        low, middle, high = statistics.quantiles((b / a for a, b in times), method="inclusive")
+        self.ratio = low, middle, high
+        self.others = max(0.0, others / (os.cpu_count() or 1))
+
     def __str__(self) -> str:
         case = self.case
         name = f"{case.dtype:4} {case.variant:6} d{case.head_dim:<3} S{case.seq:<5} "
@@ -289,11 +297,7 @@ def measure(library: fovea.Library, case: Case, threads: int, rounds: int) -> Ro
         row.reason = "PyTorch: " + str(error).partition("\n")[0]
     else:
         row.kernels = ours.kernels
-        row.ours_ms, row.theirs_ms = (1e3 * statistics.median(t) for t in zip(*times))
-        row.ours_tflops, row.theirs_tflops = map(case.tflops, (row.ours_ms, row.theirs_ms))
-        low, middle, high = statistics.quantiles((b / a for a, b in times), method="inclusive")
-        row.ratio = low, middle, high
-        row.others = max(0.0, others / passed / (os.cpu_count() or 1))
+        row.take(times, others / passed)
     return row
 
 

@@ -23,7 +23,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import itertools
-import os
 import shlex
 import statistics
 import sys
@@ -96,11 +95,7 @@ def measure(case: peers.Case, device: str, rounds: int) -> peers.Row:
     before = peers.clocks()
     times = [[side.seconds(n) for side, n in zip(sides, counts)] for _ in range(rounds)]
     others, passed = (b - a for a, b in zip(before, peers.clocks()))
-    row.ours_ms, row.theirs_ms = (1e3 * statistics.median(t) for t in zip(*times))
-    row.ours_tflops, row.theirs_tflops = map(case.tflops, (row.ours_ms, row.theirs_ms))
-    low, middle, high = statistics.quantiles((b / a for a, b in times), method="inclusive")
-    row.ratio = low, middle, high
-    row.others = max(0.0, others / passed / (os.cpu_count() or 1))
+    row.take(times, others / passed)
     return row
 
 

@@ -232,8 +232,7 @@ class BackwardTiles {
     return static_cast<std::int64_t>(tile) * S::kRows;
   }
   /// Calls use(i, plain) for tiles of queries in turn, loaded, that begin before row end(). plain:
-  /// a type, true for tiles of which nothing is hidden and the next one follows. next(tile): the
-  /// first of them from there on.
+  /// a type, true for those of plain_end. next(tile): the first of the tiles from there on.
   template <class End, class Next, class Use>
   FOVEA_DEVICE void for_tiles(std::int64_t begin, End&& end, Next&& next, Use&& use) {
     const auto there = [&](int tile) { return row_of_tile(tile) < end(); };

@@ -315,15 +315,13 @@ class ForwardTask {
       }
       return partial;
     }
-    if constexpr (S::kMasked) {
-      if (const float sign = score_sign(); sign != 1) {
+    if (const float sign = score_sign(); sign != 1) {
+      FOVEA_UNROLL
+      for (int m = 0; m < kM; ++m) {
         FOVEA_UNROLL
-        for (int m = 0; m < kM; ++m) {
+        for (int n = 0; n < kN; ++n) {
           FOVEA_UNROLL
-          for (int n = 0; n < kN; ++n) {
-            FOVEA_UNROLL
-            for (int x = 0; x < 4; ++x) scores[m][n][x] *= sign;
-          }
+          for (int x = 0; x < 4; ++x) scores[m][n][x] *= sign;
         }
       }
     }

@@ -117,8 +117,8 @@ FOVEA_DEVICE int whole_tiles(const HeadRows& from, std::int64_t rows, std::int64
                       from.row <= INT32_MAX && width % kColumns == 0 && rows <= INT32_MAX;
   return simple ? static_cast<int>(rows / kRows) : 0;
 }
-/// The same of a whole tile, in the fewest instructions, and in two parts: what they need is read
-/// from shared memory at a time when nobody waits for it.
+/// A copy of tile `number` of a head's rows, one of whole_tiles(), in the fewest instructions, and
+/// in two parts: what they need is read from shared memory at a time when nobody waits for it.
 template <int kRows, int kColumns, int kThreads, class T>
 class WholeTile {
   static constexpr int kChunks = kColumns / T::kInChunk, kStep = kThreads / kChunks;
@@ -126,11 +126,10 @@ class WholeTile {
  public:
   static constexpr bool kCan = kThreads >= kChunks && kRows % (kStep > 0 ? kStep : 1) == 0;
 
-  FOVEA_DEVICE WholeTile(const HeadRows& rows, int number, int first_column = 0)
+  FOVEA_DEVICE WholeTile(const HeadRows& rows, int number)
       : thread_(fresh(thread_index())), bytes_(static_cast<std::uint32_t>(rows.row)) {
     const auto row = static_cast<std::uint32_t>(number * kRows + thread_ / kChunks);
-    from_ = rows.base + static_cast<std::uint64_t>(row) * bytes_ +
-            (first_column * 16 / T::kInChunk + thread_ % kChunks * 16);
+    from_ = rows.base + static_cast<std::uint64_t>(row) * bytes_ + thread_ % kChunks * 16;
   }
   FOVEA_DEVICE void copy_to(const T& tile) const {
     const int row = thread_ / kChunks, column = thread_ % kChunks * T::kInChunk;

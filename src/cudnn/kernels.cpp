@@ -147,11 +147,10 @@ Refusal check_band(const Problem& p, Capability capability) {
   if (!p.features.has(Feature::band)) return Refusal::accept();
   const Band& band = *p.params.band;
   const ResolvedBand resolved = resolve(band, p.q_len, p.kv_len);
-  if (resolved.keys_of(0).empty() || resolved.keys_of(p.q_len - 1).empty())
-    return refuse("a row that sees nothing");
+  const Range first = resolved.keys_of(0), last = resolved.keys_of(p.q_len - 1);
+  if (first.empty() || last.empty()) return refuse("a row that sees nothing");
   // cuDNN multiplies such keys by 0, which makes NaN of what need never have been written.
-  if (resolved.keys_of(0).begin > 0 || resolved.keys_of(p.q_len - 1).end < p.kv_len)
-    return refuse("a band with keys that no row sees");
+  if (first.begin > 0 || last.end < p.kv_len) return refuse("a band with keys that no row sees");
   const int version = library().version;
   const bool left = band.left != kUnbounded, right = band.right != kUnbounded;
   constexpr std::int64_t kMostSide = std::int64_t{1} << 30;

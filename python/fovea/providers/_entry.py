@@ -30,6 +30,11 @@ class Request:
     needs_gradient: bool = False
     job: _native.Job | None = None
 
+    def other_ranks(self) -> str | None:
+        """A refusal for packages that read four dimensions."""
+        ranks = [t.dim() for t in (self.q, self.k, self.v)]
+        return None if ranks == [4, 4, 4] else f"operands of {ranks} dimensions, not 4"
+
     def describe(self) -> str:
         """What proof lines say of it."""
         dtype = str(self.q.dtype).removeprefix("torch.")

@@ -14,11 +14,6 @@ from ._entry import Entry, Loaded, Request, load_from
 _HALF = (torch.float16, torch.bfloat16)
 
 
-def _other_ranks(request: Request) -> str | None:
-    ranks = [t.dim() for t in (request.q, request.k, request.v)]
-    return None if ranks == [4, 4, 4] else f"operands of {ranks} dimensions, not 4"
-
-
 def _common(request: Request, max_head_dim: int) -> str | None:
     if request.q.dtype not in _HALF:
         return f"dtype {request.q.dtype}, not float16 or bfloat16"
@@ -32,7 +27,7 @@ def _common(request: Request, max_head_dim: int) -> str | None:
 
 
 def _refuse_flash(request: Request) -> str | None:
-    if reason := _other_ranks(request):
+    if reason := request.other_ranks():
         return reason
     if request.mask is not None:
         return "it has no masks"
@@ -60,7 +55,7 @@ def _run_flash(loaded: Loaded, request: Request) -> Tensor:
 
 
 def _refuse_xformers(request: Request) -> str | None:
-    if reason := _other_ranks(request):
+    if reason := request.other_ranks():
         return reason
     if request.mask is not None and request.is_causal:
         return "a mask with is_causal"
@@ -89,7 +84,7 @@ def _run_xformers(loaded: Loaded, request: Request) -> Tensor:
 
 
 def _refuse_sage(request: Request) -> str | None:
-    if reason := _other_ranks(request):
+    if reason := request.other_ranks():
         return reason
     if request.needs_gradient:
         return "it has no gradient"

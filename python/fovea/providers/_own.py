@@ -72,8 +72,8 @@ def _run_sdp_no_mem(loaded: Loaded, request: Request) -> Tensor:
 def _refuse_sub_quadratic(request: Request) -> str | None:
     if request.mask is not None and request.is_causal:
         return "a mask with is_causal"
-    if not request.q.dim() == request.k.dim() == request.v.dim() == 4:
-        return f"{request.q.dim()}, {request.k.dim()} and {request.v.dim()} dimensions, not 4"
+    if reason := request.other_ranks():
+        return reason
     if request.q.dtype == torch.float64:
         return "dtype torch.float64"
     if request.q.shape[1] != request.k.shape[1] and not request.enable_gqa:

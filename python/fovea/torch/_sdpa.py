@@ -66,19 +66,7 @@ class Router:
         """For tensors in memory, with or without gradients."""
         if attn_mask is None and dropout_p == 0 and self._chain is None:
             # A call like an earlier one is served without looking at it again.
-            like = (
-                query.shape,
-                key.shape,
-                value.shape,
-                query.dtype,
-                key.dtype,
-                value.dtype,
-                is_causal,
-                scale,
-                enable_gqa,
-                query.is_cpu,
-            )
-            call = self._known.get(like)
+            call = self._known.get(_likeness(query, key, value, is_causal, scale, enable_gqa))
             if (
                 call is not None
                 and not is_watched()
@@ -173,18 +161,7 @@ class Router:
     def _remember(self, q, k, v, is_causal, scale, enable_gqa) -> None:
         if len(self._known) >= MAX_KNOWN:
             self._known.clear()
-        like = (
-            q.shape,
-            k.shape,
-            v.shape,
-            q.dtype,
-            k.dtype,
-            v.dtype,
-            is_causal,
-            scale,
-            enable_gqa,
-            q.is_cpu,
-        )
+        like = _likeness(q, k, v, is_causal, scale, enable_gqa)
         self._known[like] = self._calls[is_causal, scale, 0.0, None, ()]
 
     def _not_ours(self, q, k, v, mask, traced) -> str | None:
@@ -255,6 +232,12 @@ class Router:
             "cast": None if cast is None else NAMES[cast],
         }
         return call_of(Settings(**options), names)
+
+
+def _likeness(q, k, v, is_causal, scale, enable_gqa) -> tuple:
+    """What calls without mask and dropout have in common when one is as good as another."""
+    dtypes = q.dtype, k.dtype, v.dtype
+    return q.shape, k.shape, v.shape, dtypes, is_causal, scale, enable_gqa, q.is_cpu
 
 
 def _has_tangent(tensor: Tensor) -> bool:
