@@ -3,8 +3,8 @@
 // instruction set that this machine has.
 #include "cases/table.h"
 
+#include <algorithm>
 #include <map>
-#include <set>
 
 #include "cases/device_copies.h"
 #include "cases/each_in_threads.h"
@@ -16,7 +16,7 @@ namespace fovea::cases {
 namespace {
 
 // Sanitizers are slow, and look at memory and races, not at numbers: each kernel gets one case in
-// so many, and each case that part of the kernels.
+// so many, and each case that part of the kernels. Specialists refuse most cases by themselves.
 #if defined(__SANITIZE_THREAD__)
 constexpr std::size_t kShare = 12;
 #elif defined(__SANITIZE_ADDRESS__)
@@ -24,10 +24,17 @@ constexpr std::size_t kShare = 3;
 #else
 constexpr std::size_t kShare = 1;
 #endif
-bool is_due(std::size_t item, std::size_t kernel) { return (item + kernel) % kShare == 0; }
-/// Refused cases may fall into one share more than into another.
-std::int64_t share_of(std::int64_t count) {
-  return kShare == 1 ? count : count / static_cast<std::int64_t>(kShare) * 3 / 4;
+std::size_t share_of(const KernelInfo& kernel) {
+  return kernel.specialist ? std::max<std::size_t>(kShare / 4, 1) : kShare;
+}
+/// `n`: the place of the kernel in the list, so that kernels get different cases.
+bool is_due(std::size_t item, const KernelInfo& kernel, std::size_t n) {
+  return (item + n) % share_of(kernel) == 0;
+}
+/// What is left of `count` cases; refused ones may fall into one share more than into another.
+std::int64_t least_of_share(std::int64_t count, const KernelInfo& kernel) {
+  const auto share = static_cast<std::int64_t>(share_of(kernel));
+  return share == 1 ? count : count / share * 3 / 4;
 }
 
 /// Emulated devices have a test of their own, tests/emulated: they are slow.
@@ -63,8 +70,8 @@ TEST(KernelsByCases, WholeTable) {
     const TableEntry& entry = table()[item];
     std::map<std::string, PreparedCase> prepared;
     for (std::size_t n = 0; n < all.size(); ++n) {
-      if (!is_due(item, n)) continue;
       const KernelInfo& kernel = all[n];
+      if (!is_due(item, kernel, n)) continue;
       // Specialists of the CPU stand beside kernels that serve the whole table.
       const bool on_cpu = kernel.device == DeviceType::cpu;
       const Case spec = on_cpu ? entry.spec : suited_to(kernel.id, entry.spec);
@@ -75,31 +82,31 @@ TEST(KernelsByCases, WholeTable) {
   });
   tally.print();
   for (const KernelInfo& kernel : all) {
-    EXPECT_GE(tally.executed(kernel.id), share_of(least_executed(kernel))) << kernel.id;
+    EXPECT_GE(tally.executed(kernel.id), least_of_share(least_executed(kernel), kernel))
+        << kernel.id;
   }
 }
 
 TEST(KernelsByCases, RandomCases) {
-  constexpr std::uint64_t kCases = 200;
-  std::map<std::string, std::vector<std::string>> by_scope;
-  std::set<std::string> specialists;
+  constexpr std::int64_t kCases = 200;
+  std::map<std::string, std::vector<KernelInfo>> by_scope;
   for (const KernelInfo& kernel : available_kernels()) {
-    if (kernel.specialist) specialists.insert(kernel.id);
-    if (!kernel.explicit_only) by_scope[scope_of(kernel.id).to_string()].push_back(kernel.id);
+    if (!kernel.explicit_only) by_scope[scope_of(kernel.id).to_string()].push_back(kernel);
   }
   Tally tally;
   for (const auto& scope : by_scope) {
-    const std::vector<std::string>& group = scope.second;
+    const std::vector<KernelInfo>& group = scope.second;
     each_in_threads(kCases, [&](std::uint64_t seed) {
       const Case spec = random_case(seed, Scope(scope.first));
       PreparedCase prepared(spec, default_seed(spec));
       for (std::size_t n = 0; n < group.size(); ++n) {
-        if (is_due(seed, n)) tally.add(group[n], name_of(spec), run_case(prepared, group[n]));
+        const std::string& id = group[n].id;
+        if (is_due(seed, group[n], n)) tally.add(id, name_of(spec), run_case(prepared, id));
       }
     });
-    for (const std::string& kernel : group) {
-      const std::uint64_t least = specialists.count(kernel) > 0 ? kCases / 5 : kCases * 9 / 10;
-      EXPECT_GE(tally.executed(kernel), share_of(static_cast<std::int64_t>(least))) << kernel;
+    for (const KernelInfo& kernel : group) {
+      const std::int64_t least = kernel.specialist ? kCases / 5 : kCases * 9 / 10;
+      EXPECT_GE(tally.executed(kernel.id), least_of_share(least, kernel)) << kernel.id;
     }
   }
   tally.print();
@@ -116,7 +123,8 @@ TEST(KernelsByCases, ResultsDoNotDependOnTheNumberOfThreads) {
     PreparedCase prepared(entry.spec, default_seed(entry.spec));
     const std::vector<KernelInfo> all = available_kernels();
     for (std::size_t n = 0; n < all.size(); ++n) {
-      if (all[n].explicit_only || !is_due(static_cast<std::size_t>(cases), n)) continue;
+      const auto item = static_cast<std::size_t>(cases);
+      if (all[n].explicit_only || !is_due(item, all[n], n)) continue;
       tally.add(all[n].id, entry.name, run_case(prepared, all[n].id, {1, 2, 8}));
     }
   }
