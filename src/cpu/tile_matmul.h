@@ -48,9 +48,15 @@ FOVEA_INLINE Vec multiply(Vec a, Vec b) {
   return multiply_add(a, b, zero());
 }
 
+/// Products of queries and keys are summed in pieces of this length, which large logits need: with
+/// 64 the lse of one case in 300 missed the numerics rule, with 16 none of 5,000. It costs an
+/// addition for every 16 products.
+constexpr std::int64_t kPieceOfDot = 16;
+
 /// What becomes of C once its products are summed.
 enum class Into {
   kStore,        ///< C = AB
+  kStorePieces,  ///< C = AB, of pieces that are summed in C
   kAdd,          ///< C += AB
   kRescaleAdd,   ///< row r of C = rescale[r] * C + AB
   kFactorStore,  ///< C = factor * AB
@@ -69,17 +75,11 @@ struct TileArgs {
   float factor = 1;
 };
 
-template <int kRows, int kVecs, Into kInto>
-__attribute__((noinline)) static void tile(const TileArgs& args) {
-  const float* a = args.a;
-  const float* b = args.b;
-  float* c = args.c;
+/// sums = AB over `depth` products from a and b on.
+template <int kRows, int kVecs>
+FOVEA_INLINE void multiply(const TileArgs& args, const float* a, const float* b, std::int64_t depth,
+                           Vec (&sums)[kRows][kVecs]) {
   const std::int64_t a_row = args.a_row, a_step = args.a_step, b_row = args.b_row;
-  const std::int64_t c_row = args.c_row;
-  [[maybe_unused]] Vec scales[kRows];
-  [[maybe_unused]] const Vec factor = splat(args.factor);
-
-  Vec sums[kRows][kVecs];
   Vec row[kVecs];
 #pragma GCC unroll 8
   for (int v = 0; v < kVecs; ++v) row[v] = load(b + v * kLanes);
@@ -89,7 +89,7 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) sums[r][v] = multiply(element, row[v]);
   }
-  for (std::int64_t k = args.depth - 1; k > 0; --k) {
+  for (std::int64_t k = depth - 1; k > 0; --k) {
     a += a_step;
     b += b_row;
 #pragma GCC unroll 8
@@ -101,12 +101,19 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
       for (int v = 0; v < kVecs; ++v) sums[r][v] = multiply_add(element, row[v], sums[r][v]);
     }
   }
+}
+
+template <int kRows, int kVecs, Into kInto>
+FOVEA_INLINE void put(const TileArgs& args, const Vec (&sums)[kRows][kVecs]) {
+  float* c = args.c;
+  [[maybe_unused]] Vec scales[kRows];
+  [[maybe_unused]] const Vec factor = splat(args.factor);
   if constexpr (kInto == Into::kRescaleAdd) {
 #pragma GCC unroll 8
     for (int r = 0; r < kRows; ++r) scales[r] = splat(args.rescale[r]);
   }
 #pragma GCC unroll 8
-  for (int r = 0; r < kRows; ++r, c += c_row) {
+  for (int r = 0; r < kRows; ++r, c += args.c_row) {
 #pragma GCC unroll 8
     for (int v = 0; v < kVecs; ++v) {
       float* to = c + v * kLanes;
@@ -115,6 +122,25 @@ __attribute__((noinline)) static void tile(const TileArgs& args) {
       if constexpr (kInto == Into::kRescaleAdd) store(to, fma(load(to), scales[r], sums[r][v]));
       if constexpr (kInto == Into::kFactorStore) store(to, sums[r][v] * factor);
       if constexpr (kInto == Into::kFactorAdd) store(to, fma(sums[r][v], factor, load(to)));
+    }
+  }
+}
+
+template <int kRows, int kVecs, Into kInto>
+__attribute__((noinline)) static void tile(const TileArgs& args) {
+  Vec sums[kRows][kVecs];
+  if constexpr (kInto != Into::kStorePieces) {
+    multiply(args, args.a, args.b, args.depth, sums);
+    put<kRows, kVecs, kInto>(args, sums);
+  } else {
+    for (std::int64_t done = 0; done < args.depth; done += kPieceOfDot) {
+      const std::int64_t left = args.depth - done;
+      multiply(args, args.a + done * args.a_step, args.b + done * args.b_row,
+               left < kPieceOfDot ? left : kPieceOfDot, sums);
+      if (done == 0)
+        put<kRows, kVecs, Into::kStore>(args, sums);
+      else
+        put<kRows, kVecs, Into::kAdd>(args, sums);
     }
   }
 }
@@ -141,77 +167,11 @@ FOVEA_INLINE TileFunction tile_function(int rows, int vecs) {
   return kTable[vecs - 1][rows - 1];
 }
 
-/// Products of queries and keys are summed in pieces of this length, which large logits need: with
-/// 64 the lse of one case in 300 missed the numerics rule, with 16 none of 5,000. It costs 2 % of
-/// the speed.
-constexpr std::int64_t kPieceOfDot = 16;
-
-#if defined(__AVX512F__) && !defined(__AVX512BF16__)
-
-/// C = AB with each sum cut into pieces, whose sums stay in registers: tiles half as wide.
-template <int kRows, int kVecs>
-__attribute__((noinline)) static void dot_columns(const TileArgs& args) {
-  const float* a = args.a;
-  const float* b = args.b;
-  Vec totals[kRows][kVecs];
-  for (std::int64_t done = 0; done < args.depth; done += kPieceOfDot) {
-    Vec sums[kRows][kVecs];
-    const std::int64_t left = args.depth - done;
-    for (std::int64_t k = left < kPieceOfDot ? left : kPieceOfDot, first = k; k > 0; --k) {
-      Vec row[kVecs];
-#pragma GCC unroll 2
-      for (int v = 0; v < kVecs; ++v) row[v] = load(b + v * kLanes);
-#pragma GCC unroll 6
-      for (int r = 0; r < kRows; ++r) {
-        const Vec element = splat(a[r * args.a_row]);
-#pragma GCC unroll 2
-        for (int v = 0; v < kVecs; ++v)
-          sums[r][v] = k == first ? element * row[v] : fma(element, row[v], sums[r][v]);
-      }
-      a += args.a_step;
-      b += args.b_row;
-    }
-#pragma GCC unroll 6
-    for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-      for (int v = 0; v < kVecs; ++v)
-        totals[r][v] = done == 0 ? sums[r][v] : sums[r][v] + totals[r][v];
-  }
-#pragma GCC unroll 6
-  for (int r = 0; r < kRows; ++r)
-#pragma GCC unroll 2
-    for (int v = 0; v < kVecs; ++v) store(args.c + r * args.c_row + v * kLanes, totals[r][v]);
-}
-
-FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
-  static constexpr TileFunction kTable[2][kTileRows] = {
-      {dot_columns<1, 1>, dot_columns<2, 1>, dot_columns<3, 1>, dot_columns<4, 1>,
-       dot_columns<5, 1>, dot_columns<6, 1>},
-      {dot_columns<1, 2>, dot_columns<2, 2>, dot_columns<3, 2>, dot_columns<4, 2>,
-       dot_columns<5, 2>, dot_columns<6, 2>}};
-  for (int v = 0; v < vecs; v += 2) {
-    kTable[vecs - v >= 2 ? 1 : 0][rows - 1](args);
-    args.b += 2 * kLanes;
-    args.c += 2 * kLanes;
-  }
-}
-
-#else
-
 /// C = AB with each sum cut into pieces, where operands are not coarser than that.
-FOVEA_INLINE void dot_tile(int rows, int vecs, TileArgs args) {
-  const std::int64_t depth = args.depth;
-  if constexpr (kPack > 1) return tile_function<Into::kStore>(rows, vecs)(args);
-  for (std::int64_t done = 0; done < depth; done += kPieceOfDot) {
-    args.depth = depth - done < kPieceOfDot ? depth - done : kPieceOfDot;
-    (done == 0 ? tile_function<Into::kStore>(rows, vecs)
-               : tile_function<Into::kAdd>(rows, vecs))(args);
-    args.a += kPieceOfDot * args.a_step;
-    args.b += kPieceOfDot * args.b_row;
-  }
+FOVEA_INLINE void dot_tile(int rows, int vecs, const TileArgs& args) {
+  constexpr Into kInto = kPack > 1 ? Into::kStore : Into::kStorePieces;
+  tile_function<kInto>(rows, vecs)(args);
 }
-
-#endif
 
 /// Half n % kPack of words, as f32.
 FOVEA_INLINE Vec half_of(Vec x, std::int64_t n) {
