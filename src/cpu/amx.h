@@ -4,6 +4,8 @@
 // and a block of 2 x 2 of them needs one load, of 8 cycles, for each product.
 #pragma once
 
+#include <type_traits>
+
 #include "cpu/simd.h"
 
 namespace fovea::cpu {
@@ -51,57 +53,115 @@ FOVEA_INLINE void multiply_tiles() {
   asm volatile("tdpbf16ps %%tmm%c2, %%tmm%c1, %%tmm%c0" : : "i"(kSums), "i"(kA), "i"(kB));
 }
 
-/// C [16 kDown, 16 kAcross] = [C +] A B. depth: words, whole tiles of them. A [rows, depth] has
-/// rows of adjoining words, B [depth, columns] pairs of rows.
-template <int kDown, int kAcross, bool kAdd>
-FOVEA_INLINE void multiply_block(const float* a, std::int64_t a_row, const float* b,
-                                 std::int64_t b_row, std::int64_t depth, float* c,
-                                 std::int64_t c_row) {
-  if constexpr (kAdd) {
-    load_tile<0>(c, c_row);
-    if constexpr (kAcross > 1) load_tile<1>(c + kAmxRows, c_row);
-    if constexpr (kDown > 1) load_tile<2>(c + kAmxRows * c_row, c_row);
-    if constexpr (kDown > 1 && kAcross > 1) load_tile<3>(c + kAmxRows * c_row + kAmxRows, c_row);
-  } else {
-    clear_tile<0>();
-    if constexpr (kAcross > 1) clear_tile<1>();
-    if constexpr (kDown > 1) clear_tile<2>();
-    if constexpr (kDown > 1 && kAcross > 1) clear_tile<3>();
-  }
-  for (; depth > 0; depth -= kAmxRows, a += kAmxRows, b += kAmxRows * b_row) {
-    load_tile<4>(a, a_row);
-    load_tile<6>(b, b_row);
-    multiply_tiles<0, 4, 6>();
-    if constexpr (kAcross > 1) {
-      load_tile<7>(b + kAmxRows, b_row);
-      multiply_tiles<1, 4, 7>();
-    }
-    if constexpr (kDown > 1) {
-      load_tile<5>(a + kAmxRows * a_row, a_row);
-      multiply_tiles<2, 5, 6>();
-      if constexpr (kAcross > 1) multiply_tiles<3, 5, 7>();
-    }
-  }
-  store_tile<0>(c, c_row);
-  if constexpr (kAcross > 1) store_tile<1>(c + kAmxRows, c_row);
-  if constexpr (kDown > 1) store_tile<2>(c + kAmxRows * c_row, c_row);
-  if constexpr (kDown > 1 && kAcross > 1) store_tile<3>(c + kAmxRows * c_row + kAmxRows, c_row);
-}
+/// Operands and result of a product of blocks: C = [C +] A B. depth: words, whole tiles of them.
+/// A [rows, depth] has rows of adjoining words, B [depth, columns] pairs of rows.
+struct BlockArgs {
+  const float* a;
+  std::int64_t a_row;
+  const float* b;
+  std::int64_t b_row;
+  std::int64_t depth;
+  float* c;
+  std::int64_t c_row;
+};
 
-/// The same for up to 2 x 2 tiles: those that hold the first `rows` and `columns` of C.
+/// Products of blocks of up to 2 x 2 tiles, one after the other. The sums of a block are stored
+/// among the first products of the next one, each before its tile register is needed again: a store
+/// waits for its last product, and others can run meanwhile. C is complete after finish().
 template <bool kAdd>
-FOVEA_INLINE void multiply_block(std::int64_t rows, std::int64_t columns, const float* a,
-                                 std::int64_t a_row, const float* b, std::int64_t b_row,
-                                 std::int64_t depth, float* c, std::int64_t c_row) {
-  if (rows > kAmxRows && columns > kAmxRows)
-    multiply_block<2, 2, kAdd>(a, a_row, b, b_row, depth, c, c_row);
-  else if (rows > kAmxRows)
-    multiply_block<2, 1, kAdd>(a, a_row, b, b_row, depth, c, c_row);
-  else if (columns > kAmxRows)
-    multiply_block<1, 2, kAdd>(a, a_row, b, b_row, depth, c, c_row);
-  else
-    multiply_block<1, 1, kAdd>(a, a_row, b, b_row, depth, c, c_row);
-}
+class Blocks {
+ public:
+  /// Of C, the tiles that hold its first `rows` and `columns`.
+  FOVEA_INLINE void multiply(std::int64_t rows, std::int64_t columns, const BlockArgs& block) {
+    if (rows > kAmxRows && columns > kAmxRows) {
+      if (c_ == nullptr)
+        multiply_tiles_of<2, 2, false>(block);
+      else
+        multiply_tiles_of<2, 2, true>(block);
+      c_ = block.c;
+      c_row_ = block.c_row;
+      return;
+    }
+    finish();
+    if (rows > kAmxRows)
+      multiply_and_store<2, 1>(block);
+    else if (columns > kAmxRows)
+      multiply_and_store<1, 2>(block);
+    else
+      multiply_and_store<1, 1>(block);
+  }
+
+  FOVEA_INLINE void finish() {
+    if (c_ == nullptr) return;
+    store_sums<0>(c_, c_row_);
+    store_sums<1>(c_, c_row_);
+    store_sums<2>(c_, c_row_);
+    store_sums<3>(c_, c_row_);
+    c_ = nullptr;
+  }
+
+ private:
+  // Tile register n = 2 i + x holds tile (i, x) of C.
+  template <int kTile>
+  FOVEA_INLINE static float* tile_of(float* c, std::int64_t row) {
+    return c + kTile / 2 * kAmxRows * row + kTile % 2 * kAmxRows;
+  }
+  template <int kTile>
+  FOVEA_INLINE static void store_sums(float* c, std::int64_t row) {
+    store_tile<kTile>(tile_of<kTile>(c, row), row);
+  }
+  template <int kTile, bool kStores>
+  FOVEA_INLINE void begin_sums(const BlockArgs& block) {
+    if constexpr (kStores) store_sums<kTile>(c_, c_row_);
+    if constexpr (kAdd)
+      load_tile<kTile>(tile_of<kTile>(block.c, block.c_row), block.c_row);
+    else
+      clear_tile<kTile>();
+  }
+
+  template <int kDown, int kAcross, bool kStores>
+  FOVEA_INLINE void multiply_tiles_of(const BlockArgs& block) {
+    const float* a = block.a;
+    const float* b = block.b;
+    const auto step = [&](auto first) __attribute__((always_inline)) {
+      constexpr bool kFirst = decltype(first)::value;
+      load_tile<4>(a, block.a_row);
+      load_tile<6>(b, block.b_row);
+      if constexpr (kFirst) begin_sums<0, kStores>(block);
+      multiply_tiles<0, 4, 6>();
+      if constexpr (kAcross > 1) {
+        load_tile<7>(b + kAmxRows, block.b_row);
+        if constexpr (kFirst) begin_sums<1, kStores>(block);
+        multiply_tiles<1, 4, 7>();
+      }
+      if constexpr (kDown > 1) {
+        load_tile<5>(a + kAmxRows * block.a_row, block.a_row);
+        if constexpr (kFirst) begin_sums<2, kStores>(block);
+        multiply_tiles<2, 5, 6>();
+        if constexpr (kAcross > 1) {
+          if constexpr (kFirst) begin_sums<3, kStores>(block);
+          multiply_tiles<3, 5, 7>();
+        }
+      }
+      a += kAmxRows;
+      b += kAmxRows * block.b_row;
+    };
+    step(std::true_type{});
+    for (std::int64_t depth = block.depth - kAmxRows; depth > 0; depth -= kAmxRows)
+      step(std::false_type{});
+  }
+
+  template <int kDown, int kAcross>
+  FOVEA_INLINE void multiply_and_store(const BlockArgs& block) {
+    multiply_tiles_of<kDown, kAcross, false>(block);
+    store_sums<0>(block.c, block.c_row);
+    if constexpr (kAcross > 1) store_sums<1>(block.c, block.c_row);
+    if constexpr (kDown > 1) store_sums<2>(block.c, block.c_row);
+  }
+
+  float* c_ = nullptr;  ///< the block whose sums are still in tile registers
+  std::int64_t c_row_ = 0;
+};
 
 }  // namespace
 }  // namespace fovea::cpu

@@ -560,7 +560,8 @@ void merge_row(const DecodeArgs& args, const ScoreUnits& units, std::int64_t tas
       store(sums + d, fma(load(o + d), factor, load(sums + d)));
   }
   const Place place{batch, kv_head * group + r / s.q_len, s.q_begin};
-  finish_row(args, units, place, r % s.q_len, top, static_cast<float>(weight), sums);
+  const Total total = total_of(args, units, place.head, top, static_cast<float>(weight));
+  finish_row(args, place, r % s.q_len, total, sums);
 }
 
 FOVEA_INLINE std::int64_t take_task(DecodeArgs& args) {

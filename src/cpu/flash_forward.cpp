@@ -112,7 +112,7 @@ class ForwardTask {
     return {begin, lesser(begin + kPanel, rows_.end)};
   }
 
-  // Pack Q, clear O.
+  // Pack Q.
   void begin() {
     const std::int64_t padded_rows = panels_ * kPanel;
     for (std::int64_t p = 0; p < panels_; ++p) {
@@ -127,8 +127,7 @@ class ForwardTask {
       maxima_[n] = n < rows_.end - rows_.begin ? -kInfinity : 0.0f;
       weights_[n] = 0;
     }
-    for (std::int64_t n = 0; n < padded_rows * padded_; n += kLanes) store(sums_ + n, zero());
-    for (std::int64_t p = 0; p < panels_; ++p) cautious_[p] = true;
+    for (std::int64_t p = 0; p < panels_; ++p) cautious_[p] = fresh_[p] = true;
   }
 
   void key_span(Span span, bool last) {
@@ -355,6 +354,9 @@ class ForwardTask {
     product.z_first = (keys.begin - span_.begin) / kPack;
     product.x = sums_ + p * kPanel * padded_;
     product.padded = padded_;
+    product.first = fresh_[p] && !partial;
+    if (partial) clear_if_fresh(p);
+    fresh_[p] = false;
     if (rescales) product.rescale = rescale_ + p * kPanel;
     if (by_element) return add_down_visible(product, seen);
     const auto narrow = [&](std::int64_t i, std::int64_t height) {
@@ -365,6 +367,13 @@ class ForwardTask {
       return Span{some.begin - keys.begin, some.end - keys.begin};
     };
     add_down(product, narrow, [&] { prefetch_.step(); });
+  }
+
+  /// Zeros for an O that holds nothing yet.
+  void clear_if_fresh(std::int64_t p) {
+    if (!fresh_[p]) return;
+    float* o = sums_ + p * kPanel * padded_;
+    for (std::int64_t n = 0; n < kPanel * padded_; n += kLanes) store(o + n, zero());
   }
 
   /// The keys and values of the next tile.
@@ -388,11 +397,17 @@ class ForwardTask {
 
   // Divide by the sums of weights, store out and lse.
   void finish() {
+    for (std::int64_t p = 0; p < panels_; ++p) clear_if_fresh(p);
     const RowsOfSums sums(sums_, padded_, staged_);
-    for (std::int64_t i = rows_.begin; i < rows_.end; ++i) {
-      const std::int64_t at = i - rows_.begin;
-      finish_row(args_, units_, rows_place_, i, maxima_[at], weights_[at], sums.at(at));
+    const std::int64_t rows = rows_.end - rows_.begin;
+    // Logarithms in a loop of their own, so that they do not wait for each other.
+    for (std::int64_t n = 0; n < rows; ++n) {
+      const Total total = total_of(args_, units_, head_, maxima_[n], weights_[n]);
+      maxima_[n] = total.lse;
+      weights_[n] = total.share;
     }
+    for (std::int64_t n = 0; n < rows; ++n)
+      finish_row(args_, rows_place_, rows_.begin + n, {maxima_[n], weights_[n]}, sums.at(n));
   }
 
   const ForwardArgs& args_;
@@ -420,6 +435,7 @@ class ForwardTask {
   Pending pending_;
   Answer values_are_finite_ = Answer::unknown;
   bool cautious_[kForwardMaxRows / kPanel] = {};
+  bool fresh_[kForwardMaxRows / kPanel] = {};  ///< O holds nothing yet
 };
 
 }  // namespace

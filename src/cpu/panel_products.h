@@ -27,6 +27,7 @@ struct DownProduct {
   float* x;                          ///< of this panel
   std::int64_t padded;               ///< width in whole vectors
   const float* rescale = nullptr;    ///< X is multiplied by it first [columns]
+  bool first = false;                ///< X holds nothing yet: = for +=. All of Y has to be visible
 };
 
 }  // namespace

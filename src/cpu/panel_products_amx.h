@@ -17,15 +17,17 @@ constexpr std::int64_t kBlockRows = 2 * kAmxRows;
 template <class Narrow, class Step>
 FOVEA_INLINE void dot_panel(Rows a, std::int64_t rows, const float* b, std::int64_t depth, float* c,
                             std::int64_t c_row, std::int64_t columns, Narrow narrow, Step) {
+  Blocks<false> blocks;
   for (std::int64_t i = 0; i < rows; i += kBlockRows) {
     const std::int64_t height = lesser(kBlockRows, rows - i);
     const Span some = narrow(i, height);
     for (std::int64_t x = 0; x < columns; x += kBlockRows) {
       if (meet(some, {x, x + kBlockRows}).empty()) continue;
-      multiply_block<false>(height, columns - x, a.at(i), a.row, b + x, kTileCols, depth,
-                            c + i * c_row + x, c_row);
+      blocks.multiply(height, columns - x,
+                      {a.at(i), a.row, b + x, kTileCols, depth, c + i * c_row + x, c_row});
     }
   }
+  blocks.finish();
 }
 
 /// [width in whole tiles, capacity], words of pairs of rows along the rows.
@@ -67,18 +69,28 @@ inline void rescale_columns(const DownProduct& p) {
     }
 }
 
-template <class Narrow, class Step>
-FOVEA_INLINE void add_down(const DownProduct& p, Narrow narrow, Step) {
-  if (p.rescale != nullptr) rescale_columns(p);
+template <bool kAdd, class Narrow>
+FOVEA_INLINE void multiply_down(const DownProduct& p, Narrow narrow) {
+  Blocks<kAdd> blocks;
   for (std::int64_t i = 0; i < p.columns; i += kBlockRows) {
     const Span some = narrow(i, lesser(kBlockRows, p.columns - i));
     if (some.empty()) continue;
     const float* y = p.y + some.begin / kPack * p.y_row + i;
     const float* z = p.z + p.z_first + some.begin / kPack;
+    const std::int64_t depth = words(some.end - some.begin);
     for (std::int64_t d = 0; d < p.padded; d += kBlockRows)
-      multiply_block<true>(p.padded - d, p.columns - i, z + d * p.z_capacity, p.z_capacity, y,
-                           p.y_row, words(some.end - some.begin), p.x + d * kPanel + i, kPanel);
+      blocks.multiply(
+          p.padded - d, p.columns - i,
+          {z + d * p.z_capacity, p.z_capacity, y, p.y_row, depth, p.x + d * kPanel + i, kPanel});
   }
+  blocks.finish();
+}
+
+template <class Narrow, class Step>
+FOVEA_INLINE void add_down(const DownProduct& p, Narrow narrow, Step) {
+  if (p.first) return multiply_down<false>(p, narrow);
+  if (p.rescale != nullptr) rescale_columns(p);
+  multiply_down<true>(p, narrow);
 }
 
 /// seen[k]: the columns of Y that element k of the sum is visible to; null: all.
@@ -126,8 +138,10 @@ FOVEA_INLINE void multiply_tile(int rows, int vecs, const TileArgs& t) {
   const Vec factor = splat(t.factor);
   for (int v = 0; v < vecs; v += 2) {
     const int here = vecs - v < 2 ? 1 : 2;
-    multiply_block<false>(rows, here * kLanes, t.a, t.a_row, t.b + v * kLanes, t.b_row, t.depth,
-                          block, kBlockRows);
+    Blocks<false> blocks;
+    blocks.multiply(rows, here * kLanes,
+                    {t.a, t.a_row, t.b + v * kLanes, t.b_row, t.depth, block, kBlockRows});
+    blocks.finish();
     for (int r = 0; r < rows; ++r)
       for (int w = 0; w < here; ++w) {
         float* c = t.c + r * t.c_row + (v + w) * kLanes;

@@ -57,8 +57,9 @@ FOVEA_INLINE void rescale_rows(const DownProduct& p, std::int64_t begin, std::in
 
 template <class Narrow, class Step>
 FOVEA_INLINE void add_down(const DownProduct& p, Narrow narrow, Step step) {
-  const auto tile =
-      p.rescale != nullptr ? tile_function<Into::kRescaleAdd> : tile_function<Into::kAdd>;
+  const auto tile = p.first                ? tile_function<Into::kStore>
+                    : p.rescale != nullptr ? tile_function<Into::kRescaleAdd>
+                                           : tile_function<Into::kAdd>;
   for (std::int64_t d = 0; d < p.padded; d += kTileCols) {
     const int vecs = static_cast<int>(lesser(kTileCols, p.padded - d) / kLanes);
     const float* z = p.z + d * p.z_capacity + p.z_first * kTileCols;

@@ -12,17 +12,14 @@ namespace {
 
 /// log x of a positive, normal x, within 1e-9.
 FOVEA_INLINE double natural_log(float x) {
-  std::uint32_t bits;
+  std::int32_t bits;
   __builtin_memcpy(&bits, &x, sizeof bits);
-  int exponent = static_cast<int>(bits >> 23) - 127;
-  bits = (bits & 0x007fffffu) | 0x3f800000u;
-  float fraction;
+  constexpr std::int32_t kRootOfHalf = 0x3f3504f3;
+  const std::int32_t exponent = (bits - kRootOfHalf) >> 23;
+  bits -= exponent << 23;
+  float fraction;  // between the roots of 1/2 and 2, without a branch that nobody could predict
   __builtin_memcpy(&fraction, &bits, sizeof fraction);
-  double m = static_cast<double>(fraction);
-  if (m > 1.4142135623730951) {
-    m *= 0.5;
-    ++exponent;
-  }
+  const double m = static_cast<double>(fraction);
   const double z = (m - 1) / (m + 1), w = z * z;
   const double series = 1 + w * (1.0 / 3 + w * (1.0 / 5 + w * (1.0 / 7 + w * (1.0 / 9))));
   return exponent * kLn2 + 2 * z * series;
@@ -80,14 +77,19 @@ inline Total sum_up(float top, float weight, float sink) {
   return {static_cast<float>(static_cast<double>(top) + natural_log(weight)), share};
 }
 
-/// Row `row` of one head: divides O [v_head_dim in whole vectors] by the sum of weights, in place,
-/// and stores out and lse. reference: m in scores' units.
-inline void finish_row(const ResultArgs& args, const ScoreUnits& units, const Place& place,
-                       std::int64_t row, float reference, float weight, float* o) {
-  const float sink = float_at(args.scores.sinks, place.head, -kInfinity);
+/// reference: m in scores' units; weight: the sum of weights.
+inline Total total_of(const ResultArgs& args, const ScoreUnits& units, std::int64_t head,
+                      float reference, float weight) {
+  const float sink = float_at(args.scores.sinks, head, -kInfinity);
   // Rounded before the logarithm is added, as backward rounds scores before it takes lse off.
   const float top = reference * static_cast<float>(units.size);
-  const Total total = sum_up(top, weight, sink);
+  return sum_up(top, weight, sink);
+}
+
+/// Row `row` of one head: divides O [v_head_dim in whole vectors] by the sum of weights, in place,
+/// and stores out and lse.
+inline void finish_row(const ResultArgs& args, const Place& place, std::int64_t row, Total total,
+                       float* o) {
   const float share = total.share * args.scores.dropout.keep_scale;
   const std::int64_t width = args.shape.v_head_dim;
   if (total.share == 0) {
