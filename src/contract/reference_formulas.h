@@ -42,6 +42,11 @@ FOVEA_HD inline double round_to(DType dtype, double x) {
   }
 }
 
+/// Element n of float memory becomes x, rounded once.
+FOVEA_HD inline void store_rounded(void* data, DType dtype, std::int64_t n, double x) {
+  store_element(data, dtype, n, round_to(dtype, x));
+}
+
 /// Elements offset, offset + stride, ... of float memory.
 struct Elements {
   const void* data = nullptr;

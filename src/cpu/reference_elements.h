@@ -44,7 +44,7 @@ inline std::int64_t load_integer(const TensorView& view, std::int64_t offset) {
 
 /// Writes x to a float tensor, rounded once to its dtype.
 inline void store(const MutableTensorView& view, std::int64_t offset, double x) {
-  store_element(view.data, view.dtype, offset, round_to(view.dtype, x));
+  store_rounded(view.data, view.dtype, offset, x);
 }
 
 }  // namespace fovea::reference
