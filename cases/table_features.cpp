@@ -77,6 +77,7 @@ constexpr TableRow kRows[] = {
     {"b1_hq2_hkv2_q50_k70_d32_f32_softcap5_mask-f32-11qk-random_dmask", "softcap_before_mask"},
     {"b1_hq4_hkv2_q50_k70_d32_f32_causal_sinks_dsinks", "sinks"},
     {"b1_hq4_hkv2_q50_k70_d32_f32_sinks-some_dlse_dsinks", "sinks"},
+    {"b3_hq4_hkv2_q9_k37_d32_f32_sinks_dlse_dsinks", "sinks_over_sequences"},
     {"b1_hq4_hkv2_q70_k50_d32_f32_causal_br_sinks_dsinks", "sink_of_rows_that_see_nothing"},
     {"b1_hq2_hkv2_q10_k0_d32_f32_sinks", "sink_of_empty_kv"},
 

@@ -8,11 +8,12 @@
 #include <fovea/tensor.h>
 
 #include "contract/float_types.h"
+#include "contract/host_device.h"
 
 namespace fovea {
 
 /// Element `n` counted from `data`; NaN for dtypes that are not floats.
-inline double load_element(const void* data, DType dtype, std::int64_t n) {
+FOVEA_HD inline double load_element(const void* data, DType dtype, std::int64_t n) {
   switch (dtype) {
     case DType::f64:
       return static_cast<const double*>(data)[n];
@@ -28,7 +29,7 @@ inline double load_element(const void* data, DType dtype, std::int64_t n) {
 }
 
 /// Stores `value` rounded to `dtype` by way of f32. Nothing for dtypes that are not floats.
-inline void store_element(void* data, DType dtype, std::int64_t n, double value) {
+FOVEA_HD inline void store_element(void* data, DType dtype, std::int64_t n, double value) {
   switch (dtype) {
     case DType::f64:
       static_cast<double*>(data)[n] = value;

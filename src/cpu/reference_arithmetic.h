@@ -45,20 +45,6 @@ struct Unfused {
   bool tf32;
 };
 
-/// sum a_d b_d in 16 partial sums.
-template <class Real>
-Real dot(const Real* a, const Real* b, std::int64_t n) {
-  constexpr std::int64_t kWidth = 16;
-  Real lanes[kWidth] = {};
-  std::int64_t d = 0;
-  for (; d + kWidth <= n; d += kWidth)
-    for (std::int64_t lane = 0; lane < kWidth; ++lane) lanes[lane] += a[d + lane] * b[d + lane];
-  for (std::int64_t lane = 0; d < n; ++d, ++lane) lanes[lane] += a[d] * b[d];
-  Real sum = 0;
-  for (const Real lane : lanes) sum += lane;
-  return sum;
-}
-
 /// Hands out 64-byte aligned arrays of one block of memory; over a null block it only measures. A
 /// size that does not fit 64 bits saturates, so that the allocation fails and nothing else does.
 class Arena {

@@ -113,13 +113,14 @@ void backward_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
   }
   const Real delta = dot(row.probability, scratch.dp, row.count);
   if (head.has_sink)
-    dsink += static_cast<double>(std::exp(static_cast<Real>(head.sink) - row.lse) * (dlse - delta));
+    dsink += static_cast<double>(sink_gradient(static_cast<Real>(head.sink), row.lse, delta, dlse));
 
   scratch.dq.clear();
   const std::int64_t term = head.head % p.group() * sequence.q_len + i;
   for (std::int64_t n = 0; n < row.count; ++n) {
     const std::int64_t j = row.key[n];
-    const Real ds = arithmetic.stored(row.probability[n] * (scratch.dp[n] - delta + dlse));
+    const Real ds =
+        arithmetic.stored(score_gradient(row.probability[n], scratch.dp[n], delta, dlse));
     if (sums.dmask != nullptr) {
       const std::int64_t index[4] = {sequence.batch, head.head, i, j};
       std::int64_t element = 0;

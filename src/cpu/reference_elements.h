@@ -8,34 +8,9 @@
 
 #include <fovea/tensor.h>
 
-#include "contract/elements.h"
-#include "contract/float_types.h"
+#include "contract/reference_formulas.h"
 
 namespace fovea::reference {
-
-/// x in f32, rounded to odd: a further rounding to a format at least two bits narrower then gives
-/// the same result as one rounding of x.
-inline float narrow_to_odd(double x) {
-  const auto nearest = static_cast<float>(x);
-  if (static_cast<double>(nearest) == x || std::isnan(x)) return nearest;
-  if ((std::bit_cast<std::uint32_t>(nearest) & 1u) != 0) return nearest;
-  const float towards = static_cast<double>(nearest) < x ? HUGE_VALF : -HUGE_VALF;
-  return std::nextafter(nearest, towards);
-}
-
-/// x rounded once, to nearest even, to a float dtype.
-inline double round_to(DType dtype, double x) {
-  switch (dtype) {
-    case DType::f32:
-      return static_cast<double>(static_cast<float>(x));
-    case DType::f16:
-      return static_cast<double>(to_f32(to_f16(narrow_to_odd(x))));
-    case DType::bf16:
-      return static_cast<double>(to_f32(to_bf16(narrow_to_odd(x))));
-    default:
-      return x;
-  }
-}
 
 /// x rounded to nearest even to the 10 mantissa bits of tf32.
 inline float round_to_tf32(float x) {
@@ -48,6 +23,11 @@ inline float round_to_tf32(float x) {
 /// Element of a float tensor; `offset` in elements from its data pointer.
 inline double load(const TensorView& view, std::int64_t offset) {
   return load_element(view.data, view.dtype, offset);
+}
+
+/// Elements of a view from `offset` on, `stride` apart; an absent view has no data.
+inline Elements elements_of(const TensorView& view, std::int64_t offset, std::int64_t stride) {
+  return {view.data, view.dtype, offset, stride};
 }
 
 /// Element of an i32, i64 or boolean tensor.
@@ -64,7 +44,7 @@ inline std::int64_t load_integer(const TensorView& view, std::int64_t offset) {
 
 /// Writes x to a float tensor, rounded once to its dtype.
 inline void store(const MutableTensorView& view, std::int64_t offset, double x) {
-  store_element(view.data, view.dtype, offset, round_to(view.dtype, x));
+  store_rounded(view.data, view.dtype, offset, x);
 }
 
 }  // namespace fovea::reference

@@ -45,15 +45,8 @@ bool rotated(const Problem& p, Side side) {
   return (side == Side::q && rope.rotate_q) || (side == Side::k && rope.rotate_k);
 }
 
-template <class Real>
-Real inverse_rms(const Problem& p, const Real* x) {
-  const Real mean_square = dot(x, x, p.head_dim) / static_cast<Real>(p.head_dim);
-  return 1 / std::sqrt(mean_square + static_cast<Real>(p.params.qk_norm.eps));
-}
-
-template <class Real>
-Real weight_at(const TensorView& weight, std::int64_t d) {
-  return weight.present() ? static_cast<Real>(load(weight, d * weight.strides[0])) : Real{1};
+Elements norm_weights(const TensorView& weight) {
+  return elements_of(weight, 0, weight.strides[0]);
 }
 
 /// First element of the table row that position `row` of sequence `b` uses. Rows beyond the table,
@@ -70,28 +63,15 @@ std::int64_t place_of_angles(const Problem& p, const TensorView& table, Side sid
   return at * table.strides[rows] + (per_batch ? b * table.strides[0] : 0);
 }
 
-/// x <- R x, or x <- R^T x.
-template <class Real>
-void rotate(const Problem& p, Side side, std::int64_t b, std::int64_t row, bool transpose,
-            Real* x) {
+/// RoPE at position `row` of sequence `b`.
+Rotation rotation_at(const Problem& p, Side side, std::int64_t b, std::int64_t row) {
   const Rope& rope = p.params.rope;
-  const bool interleaved = rope.style == RopeStyle::interleaved;
-  const std::int64_t pairs = rope.rotary_dim / 2;
-  const std::int64_t cos_row = place_of_angles(p, rope.cos, side, b, row);
-  const std::int64_t sin_row = place_of_angles(p, rope.sin, side, b, row);
   const auto column = static_cast<std::size_t>(rope.cos.rank - 1);
-  for (std::int64_t pair = 0; pair < pairs; ++pair) {
-    const std::int64_t first = interleaved ? 2 * pair : pair;
-    const std::int64_t second = interleaved ? 2 * pair + 1 : pair + pairs;
-    // A duplicated table holds the pair's value at the place of either element.
-    const std::int64_t entry = rope.table == RopeTable::duplicated ? first : pair;
-    const auto cos = static_cast<Real>(load(rope.cos, cos_row + entry * rope.cos.strides[column]));
-    auto sin = static_cast<Real>(load(rope.sin, sin_row + entry * rope.sin.strides[column]));
-    if (transpose) sin = -sin;
-    const Real a = x[first], c = x[second];
-    x[first] = a * cos - c * sin;
-    x[second] = a * sin + c * cos;
-  }
+  const auto row_of = [&](const TensorView& table) {
+    return elements_of(table, place_of_angles(p, table, side, b, row), table.strides[column]);
+  };
+  return {row_of(rope.cos), row_of(rope.sin), rope.rotary_dim, rope.style == RopeStyle::interleaved,
+          rope.table == RopeTable::duplicated};
 }
 
 }  // namespace
@@ -161,11 +141,9 @@ void load_row(const Problem& p, const Arithmetic& arithmetic, Side side, const S
   const std::int64_t dim = side == Side::v ? p.v_head_dim : p.head_dim;
   for (std::int64_t d = 0; d < dim; ++d)
     to[d] = static_cast<Real>(load(segment.tensor, place.offset + d * place.step));
-  if (normalised(p, side)) {
-    const Real r = inverse_rms(p, to);
-    for (std::int64_t d = 0; d < dim; ++d) to[d] *= r * weight_at<Real>(segment.norm_weight, d);
-  }
-  if (rotated(p, side)) rotate(p, side, s.batch, row, false, to);
+  if (normalised(p, side))
+    normalise(dim, p.params.qk_norm.eps, norm_weights(segment.norm_weight), to);
+  if (rotated(p, side)) rotate(rotation_at(p, side, s.batch, row), false, to);
   for (std::int64_t d = 0; d < dim; ++d) {
     const double rounded = round_to(p.compute, static_cast<double>(to[d]));
     to[d] = arithmetic.operand(static_cast<Real>(rounded));
@@ -185,19 +163,15 @@ void store_gradient(const Problem& p, Side side, const Sequence& s, std::int64_t
   const std::int64_t dim = side == Side::v ? p.v_head_dim : p.head_dim;
   // A row that nobody sees may hold NaN, which 0 * x would carry into its gradient.
   const bool zero = std::all_of(gradient, gradient + dim, [](Real g) { return g == 0; });
-  if (!zero && rotated(p, side)) rotate(p, side, s.batch, row, true, gradient);
+  if (!zero && rotated(p, side)) rotate(rotation_at(p, side, s.batch, row), true, gradient);
   if (!zero && normalised(p, side)) {
     Real *x = scratch, *terms = scratch + dim;
     const RowPlace place = place_of(p, side, segment.tensor, s, head, at.row);
-    for (std::int64_t d = 0; d < dim; ++d) {
+    for (std::int64_t d = 0; d < dim; ++d)
       x[d] = static_cast<Real>(load(segment.tensor, place.offset + d * place.step));
-      terms[d] = x[d] * gradient[d];
-    }
-    const Real r = inverse_rms(p, x);
-    dweights.add(at.segment, row, r, terms);
-    for (std::int64_t d = 0; d < dim; ++d) gradient[d] *= weight_at<Real>(segment.norm_weight, d);
-    const Real along = dot(x, gradient, dim) * r * r / static_cast<Real>(dim);
-    for (std::int64_t d = 0; d < dim; ++d) gradient[d] = r * (gradient[d] - x[d] * along);
+    reverse_normalise(x, dim, p.params.qk_norm.eps, norm_weights(segment.norm_weight), gradient,
+                      terms);
+    dweights.add(at.segment, row, Real{1}, terms);
   }
   if (!to.tensor.present()) return;
   const RowPlace place = place_of(p, side, to.tensor, s, head, at.row);

@@ -1,8 +1,6 @@
 // Visibility, scores, softmax and dropout of one row. The formulas stand in reference_scores.h.
 #include "cpu/reference_scores.h"
 
-#include <cfloat>
-#include <cmath>
 #include <limits>
 
 namespace fovea::reference {
@@ -26,25 +24,15 @@ MaskValue mask_at(const HeadScores& head, std::int64_t i, std::int64_t j) {
 /// lse and probabilities of row.score; leaves probabilities 0 where lse is -inf.
 template <class Real>
 void softmax(const HeadScores& head, Row<Real>& row) {
-  constexpr Real kInfinity = std::numeric_limits<Real>::infinity();
-  Real largest = head.has_sink ? static_cast<Real>(head.sink) : -kInfinity;
+  Softmax<Real> sums{static_cast<Real>(head.sink)};
+  for (std::int64_t n = 0; n < row.count; ++n) sums.largest = larger(sums.largest, row.score[n]);
+  if (head.has_sink) sums.sum = sums.weight(static_cast<Real>(head.sink));
   for (std::int64_t n = 0; n < row.count; ++n) {
-    if (std::isnan(row.score[n])) largest = row.score[n];
-    if (row.score[n] > largest) largest = row.score[n];
+    row.probability[n] = sums.weight(row.score[n]);
+    sums.sum += row.probability[n];
   }
-  if (std::isinf(largest)) {
-    row.lse = largest;
-    for (std::int64_t n = 0; n < row.count; ++n)
-      row.probability[n] = largest < 0 ? Real{0} : std::exp(row.score[n] - largest);
-    return;
-  }
-  Real sum = head.has_sink ? std::exp(static_cast<Real>(head.sink) - largest) : Real{0};
-  for (std::int64_t n = 0; n < row.count; ++n) {
-    row.probability[n] = std::exp(row.score[n] - largest);
-    sum += row.probability[n];
-  }
-  for (std::int64_t n = 0; n < row.count; ++n) row.probability[n] /= sum;
-  row.lse = largest + std::log(sum);
+  for (std::int64_t n = 0; n < row.count; ++n) row.probability[n] = sums.share(row.probability[n]);
+  row.lse = sums.lse();
 }
 
 }  // namespace
@@ -62,10 +50,10 @@ HeadScores::HeadScores(const Problem& p, const Sequence& s, std::int64_t h)
     has_sink = sink != -std::numeric_limits<double>::infinity();
   }
   const Dropout& dropout = a.dropout;
-  threshold = philox::threshold(dropout.probability);
-  if (threshold == 0) return;
-  drops = true;
-  keep_scale = philox::keep_scale(threshold);
+  drop.threshold = philox::threshold(dropout.probability);
+  if (drop.threshold == 0) return;
+  drop.row_origin = dropout.row_origin;
+  drop.column_origin = dropout.column_origin;
   const auto word = [](const TensorView& tensor, std::uint64_t otherwise) {
     return tensor.present() ? static_cast<std::uint64_t>(load_integer(tensor, 0)) : otherwise;
   };
@@ -74,9 +62,9 @@ HeadScores::HeadScores(const Problem& p, const Sequence& s, std::int64_t h)
       streams.present()
           ? load_integer(streams, s.batch * streams.strides[0] + h * streams.strides[1])
           : s.batch * p.q_heads + h;
-  stream = philox::make_stream(word(dropout.seed_tensor, dropout.seed),
-                               dropout.offset + word(dropout.offset_tensor, 0),
-                               static_cast<std::uint32_t>(id));
+  drop.stream = philox::make_stream(word(dropout.seed_tensor, dropout.seed),
+                                    dropout.offset + word(dropout.offset_tensor, 0),
+                                    static_cast<std::uint32_t>(id));
 }
 
 template <class Arithmetic>
@@ -85,11 +73,6 @@ void evaluate_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
                   Row<typename Arithmetic::Real>& row) {
   using Real = typename Arithmetic::Real;
   const Problem& p = head.problem;
-  const Dropout& dropout = p.params.dropout;
-  const auto cap = static_cast<Real>(p.params.softcap);
-  // -FLT_MAX / log2(e)
-  constexpr auto kLowest = static_cast<Real>(-static_cast<double>(FLT_MAX) * 0.6931471805599453);
-
   row.count = 0;
   const Range keys = head.band.keys_of(i);
   for (std::int64_t j = keys.begin; j < keys.end; ++j) {
@@ -98,29 +81,13 @@ void evaluate_row(const HeadScores& head, const Arithmetic& arithmetic, std::int
     const std::int64_t n = row.count++;
     row.key[n] = j;
 
-    Real s = arithmetic.stored(static_cast<Real>(p.scale) * dot(q, k + j * p.head_dim, p.head_dim));
-    row.softcap_slope[n] = 1;
-    if (cap > 0) {
-      const Real t = std::tanh(s / cap);
-      s = cap * t;
-      row.softcap_slope[n] = 1 - t * t;
-    }
-    const bool finite = std::isfinite(s) && std::isfinite(mask.bias) && std::isfinite(head.slope);
-    s += static_cast<Real>(mask.bias);
-    if (head.slope != 0) {
-      const auto distance = static_cast<Real>(std::abs(i + head.alibi_offset - j));
-      s -= static_cast<Real>(head.slope) * distance;
-    }
-    // In f32 a sum of finite numbers may be -inf: it counts as finite.
-    row.score[n] = s < kLowest && (finite || std::isfinite(s)) ? kLowest : s;
-
-    row.drop[n] = 1;
-    if (head.drops) {
-      const auto global_i = static_cast<std::uint64_t>(dropout.row_origin + i);
-      const auto global_j = static_cast<std::uint64_t>(dropout.column_origin + j);
-      const bool dropped = philox::decide(head.stream, global_i, global_j) < head.threshold;
-      row.drop[n] = dropped ? Real{0} : static_cast<Real>(head.keep_scale);
-    }
+    const Real product =
+        arithmetic.stored(static_cast<Real>(p.scale) * dot(q, k + j * p.head_dim, p.head_dim));
+    const Score<Real> s =
+        score_of(product, p.params.softcap, mask.bias, head.slope, i + head.alibi_offset - j);
+    row.score[n] = s.value;
+    row.softcap_slope[n] = s.cap_slope;
+    row.drop[n] = static_cast<Real>(head.drop.at(i, j));
   }
   softmax(head, row);
 }

@@ -8,10 +8,11 @@
 #pragma once
 
 #include <cstdint>
+#include <limits>
 
 #include "contract/band.h"
-#include "contract/philox.h"
 #include "contract/problem.h"
+#include "contract/reference_formulas.h"
 #include "cpu/reference_arithmetic.h"
 #include "cpu/reference_operands.h"
 
@@ -28,11 +29,8 @@ struct HeadScores {
   double slope = 0;               ///< ALiBi
   std::int64_t alibi_offset = 0;  ///< o of the ALiBi term
   bool has_sink = false;
-  double sink = 0;
-  bool drops = false;
-  philox::Stream stream{};
-  std::uint32_t threshold = 0;
-  double keep_scale = 1;
+  double sink = -std::numeric_limits<double>::infinity();
+  DropFactors drop;
 };
 
 /// One row's visible keys in ascending order; arrays of kv_len.

@@ -7,8 +7,8 @@
 
 namespace fovea::cuda {
 
-bool wants_weights(const FinishArgs& args) {
-  return std::any_of(std::begin(args.weights), std::end(args.weights),
+bool any_wanted(const WeightGradient (&weights)[plain::kMostSegments]) {
+  return std::any_of(std::begin(weights), std::end(weights),
                      [](const WeightGradient& w) { return w.data != nullptr; });
 }
 
@@ -18,7 +18,7 @@ std::size_t finish_bytes(const RowSpace& space, std::int64_t width) {
 }
 
 Status finish(int device, const FinishArgs& args, void* stream) {
-  const bool weights = wants_weights(args);
+  const bool weights = any_wanted(args.weights);
   LaunchShape rows{blocks_for(row_tile_tasks(args.space))};
   if (weights) {
     const int pieces = args.padded <= 256 ? 1 : 2;

@@ -29,7 +29,7 @@ struct FinishArgs {
   float* shares = nullptr;  ///< finish_bytes(); null where no weights' gradient is wanted
 };
 
-bool wants_weights(const FinishArgs& args);
+bool any_wanted(const WeightGradient (&weights)[plain::kMostSegments]);
 /// Workspace for the gradients of norm weights.
 std::size_t finish_bytes(const RowSpace& space, std::int64_t width);
 

@@ -22,11 +22,6 @@ FOVEA_DEVICE float at(const plain::Input& x, const plain::Place& place, std::int
   return x.data[place.batch * x.batch + place.head * x.head + (place.first_row + row) * x.row];
 }
 
-FOVEA_DEVICE double sum_warp(double x) {
-  for (int mask = 16; mask > 0; mask >>= 1) x += shuffle_xor(x, mask);
-  return x;
-}
-
 template <int kPieces>
 FOVEA_DEVICE float dot(const Row<kPieces>& x, const Row<kPieces>& y, const RowLanes& lanes) {
   float sum = 0;

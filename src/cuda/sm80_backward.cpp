@@ -72,12 +72,8 @@ FinishArgs& add_finish(BackwardCall& call, const MutableOperand& gradient,
   finish.sums = sums.data;
   finish.padded = sums.row;
   finish.sink = plain::sink_of_gradient(gradient, input);
-  for (int n = 0; n < gradient.count; ++n) {
-    const MutableTensorView& weight = gradient.segments[n].norm_weight;
-    if (weight.present())
-      finish.weights[n] = {weight.data, plain::element_of(weight.dtype), weight.strides[0]};
-  }
-  if (wants_weights(finish))
+  name_weights(gradient, finish.weights);
+  if (any_wanted(finish.weights))
     finish.shares = workspace.take<float>(
         static_cast<std::int64_t>(finish_bytes(space, input.width) / sizeof(float)));
   return finish;

@@ -41,6 +41,13 @@ Refusal available_sm80(const Device& device) {
 
 std::int64_t padded_width(std::int64_t width) { return (width + 7) / 8 * 8; }
 
+void name_weights(const MutableOperand& gradient, WeightGradient (&to)[plain::kMostSegments]) {
+  for (int n = 0; n < gradient.count; ++n) {
+    const MutableTensorView& weight = gradient.segments[n].norm_weight;
+    if (weight.present()) to[n] = {weight.data, plain::element_of(weight.dtype), weight.strides[0]};
+  }
+}
+
 void Staging::add(plain::Source& source, const RowSpace& space, Workspace& workspace) {
   if (!needs_stage(source, space.packed)) return;
   StageArgs& args = args_[count_++];

@@ -4,6 +4,7 @@
 
 #include "contract/kernel.h"
 #include "contract/plain_problem.h"
+#include "cuda/finish.h"
 #include "cuda/mask_tiles.h"
 #include "cuda/runtime.h"
 #include "cuda/stage.h"
@@ -26,6 +27,9 @@ Refusal available_sm80(const Device& device);
 
 /// Bytes of a row of an operand, rounded up so that the next begins at a multiple of 16.
 std::int64_t padded_width(std::int64_t width);
+
+/// Where the gradients of an operand's norm weights are wanted.
+void name_weights(const MutableOperand& gradient, WeightGradient (&to)[plain::kMostSegments]);
 
 /// An operand as the kernels read it: as it lies, or a copy in the workspace.
 class Staging {

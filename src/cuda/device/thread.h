@@ -85,4 +85,10 @@ FOVEA_DEVICE bool every(bool value) { return emulation::ballot(value) == 0xFFFFF
 FOVEA_DEVICE int lane() { return thread_index() & 31; }
 FOVEA_DEVICE int warp() { return thread_index() >> 5; }
 
+/// Over the lanes of a warp, in one order; the same in each.
+FOVEA_DEVICE double sum_warp(double x) {
+  for (int mask = 16; mask > 0; mask >>= 1) x += shuffle_xor(x, mask);
+  return x;
+}
+
 }  // namespace fovea::cuda::FOVEA_WORLD
