@@ -1,12 +1,16 @@
 #include "arrays.h"
 
+#include <algorithm>
 #include <array>
+#include <cstddef>
 #include <memory>
+#include <optional>
 #include <utility>
 
 #include <fovea/device_memory.h>
 
 #include "errors.h"
+#include "exchange.h"
 
 namespace fovea::python {
 namespace {
@@ -126,14 +130,35 @@ Device dlpack_device(int type, int index, const char* argument) {
   }
 }
 
-DType dlpack_dtype(nb::dlpack::dtype dtype, const char* argument) {
+std::optional<DType> known_dtype(nb::dlpack::dtype dtype) {
   for (const DTypeRow& row : kDTypes)
     if (dtype.code == static_cast<std::uint8_t>(row.code) && dtype.bits == row.bits &&
         dtype.lanes == 1)
       return row.dtype;
+  return std::nullopt;
+}
+
+DType dlpack_dtype(nb::dlpack::dtype dtype, const char* argument) {
+  if (const std::optional<DType> known = known_dtype(dtype)) return *known;
   raise_type(argument, "no attention is computed in DLPack's dtype code " +
                            std::to_string(dtype.code) + " of " + std::to_string(dtype.bits) +
                            " bits");
+}
+
+/// Whether PyTorch described the tensor and it is one that is served; else the slower ways say what
+/// is wrong with it.
+bool exchanged_view(nb::handle array, const char* argument, MutableTensorView& view) {
+  ExchangedTensor found{};
+  if (!exchange(array, found) || found.rank > kMaxRank || found.strides == nullptr) return false;
+  const std::optional<DType> dtype = known_dtype(found.dtype);
+  if (!dtype) return false;
+  view.data = static_cast<std::byte*>(found.data) + found.byte_offset;
+  view.dtype = *dtype;
+  view.device = dlpack_device(found.device_type, found.device_id, argument);
+  view.rank = found.rank;
+  std::copy_n(found.shape, found.rank, view.shape.begin());
+  std::copy_n(found.strides, found.rank, view.strides.begin());
+  return true;
 }
 
 }  // namespace
@@ -148,6 +173,7 @@ MutableTensorView Arrays::write(nb::handle array, const char* argument) {
 
 MutableTensorView Arrays::view(nb::handle array, const char* argument, bool writable) {
   if (array.is_none()) return {};
+  if (MutableTensorView view; exchanged_view(array, argument, view)) return view;
   if (PyObject_HasAttr(array.ptr(), names().data_ptr) != 0) return torch_view(array, argument);
   return through_dlpack(array, argument, writable);
 }

@@ -1,5 +1,5 @@
-// Python arrays as views of their memory: PyTorch's tensors by their attributes, which costs a
-// tenth of a capsule, and everybody else's through DLPack.
+// Python arrays as views of their memory: PyTorch's tensors by DLPack's exchange API, or by their
+// attributes where a PyTorch has none, and everybody else's through DLPack's capsules.
 #pragma once
 
 #include <string>

@@ -147,7 +147,7 @@ def compute(
     if torch.is_grad_enabled() and any(t.requires_grad for t in tensors):
         check_differentiable(call, extras)
         counts = len(q), len(k), len(v)
-        result = AttentionFunction.apply(call, counts, want_lse, job, *tensors)
+        result = AttentionFunction.apply((call, counts, want_lse, job), *tensors)
         return ([result], None) if isinstance(result, Tensor) else (result[:-1], result[-1])
     return run_forward(call, q, k, v, extras, want_lse, job)
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from .. import _native
+from ._batched import for_each_sample, is_batched
 from ._call import (
     Call,
     gradient_name,
@@ -17,9 +18,11 @@ from ._call import (
     run_forward,
     run_forward_of_one,
 )
+from ._tensors import is_transformed
 
 Counts = tuple[int, int, int]  # segments of q, k and v
 ONE_EACH = (1, 1, 1)
+How = tuple[Call, Counts, bool, _native.Job | None]  # the bool: whether lse is wanted too
 
 
 def split(
@@ -43,50 +46,45 @@ def check_differentiable(call: Call, extras: Sequence[Tensor]) -> None:
 
 
 class AttentionFunction(torch.autograd.Function):
-    """Returns (*out, lse), or out alone where there is one and nobody wants lse."""
+    """Returns (*out, lse), or out alone where there is one and nobody wants lse.
+
+    `how` is (call, counts, want_lse, job). What is asked of PyTorch here is paid for in every step
+    of training: docs/performance/python.md.
+    """
 
     @staticmethod
-    def forward(
-        ctx, call: Call, counts: Counts, want_lse: bool, job: _native.Job | None, *tensors: Tensor
-    ):
-        results: tuple[Tensor | None, ...]
+    def forward(ctx, how: How, *tensors: Tensor):
+        call, counts, want_lse, job = ctx.how = how
         if counts == ONE_EACH:
             q, k, v, *extras = tensors
-            results = run_forward_of_one(call, q, k, v, extras, True, job)[:2]
+            *results, _ = run_forward_of_one(call, q, k, v, extras, True, job)
         else:
             pieces, lse = run_forward(call, *split(counts, tensors), True, job)
-            results = (*pieces, lse)
+            results = [*pieces, lse]
         ctx.save_for_backward(*tensors, *results)
-        ctx.made_with = call, counts, job
+        if len(results) == 2 and not want_lse:
+            return results[0]
         ctx.set_materialize_grads(False)
-        return results if want_lse or len(results) > 2 else results[0]
+        return tuple(results)
 
     @staticmethod
     def backward(ctx, *upstream: Tensor | None):
-        call, counts, job = ctx.made_with
-        saved = ctx.saved_tensors
-        wanted = ctx.needs_input_grad[4:]
-        if len(upstream) == counts[0]:
-            upstream = (*upstream, None)
-        if torch.is_grad_enabled() and any(
-            t is not None and t.requires_grad for t in (*saved, *upstream)
-        ):
-            gradients = BackwardFunction.apply(
-                call, counts, job, wanted, len(saved), *saved, *upstream
-            )
-        else:
-            gradients = gradients_of(call, counts, job, wanted, saved, upstream)
-        return (None, None, None, None, *gradients)
+        how, saved, (_, *wanted) = ctx.how, ctx.saved_tensors, ctx.needs_input_grad
+        if not torch.is_grad_enabled():
+            try:
+                return None, *gradients_of(how, wanted, saved, upstream)
+            except RuntimeError:  # a batch of samples has no memory of its own to read
+                if not is_batched(upstream):
+                    raise
+        return None, *differentiable_gradients_of(how, wanted, saved, upstream)
 
 
 class BackwardFunction(torch.autograd.Function):
     """The first derivative where a second one might be asked for, which is refused."""
 
     @staticmethod
-    def forward(ctx, call: Call, counts: Counts, job, wanted, saved_count: int, *tensors):
-        return tuple(
-            gradients_of(call, counts, job, wanted, tensors[:saved_count], tensors[saved_count:])
-        )
+    def forward(ctx, how: How, wanted: Sequence[bool], saved_count: int, *tensors):
+        return tuple(gradients_of(how, wanted, tensors[:saved_count], tensors[saved_count:]))
 
     @staticmethod
     def backward(ctx, *upstream):
@@ -99,12 +97,39 @@ SECOND_DERIVATIVE = (
 )
 
 
-def gradients_of(call, counts, job, wanted, saved, upstream) -> list[Tensor | None]:
-    """Gradients of the flat list of inputs."""
-    if len(saved) == 5 and upstream[0] is not None and upstream[1] is None:
-        q, k, v, out, lse = saved
-        return run_backward_of_one(call, upstream[0], q, k, v, out, lse, wanted, job)
+def differentiable_gradients_of(
+    how: How,
+    wanted: Sequence[bool],
+    saved: Sequence[Tensor],
+    upstream: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    """gradients_of for a batch of samples, and where their own gradient might be asked for."""
+    if is_batched(upstream):
+        return for_each_sample(
+            lambda one: differentiable_gradients_of(how, wanted, saved, one), upstream
+        )
+    if torch.is_grad_enabled() and any(
+        t is not None and t.requires_grad for t in (*saved, *upstream)
+    ):
+        if is_transformed():
+            raise NotImplementedError(f"{SECOND_DERIVATIVE}; got create_graph=True under vmap")
+        return BackwardFunction.apply(how, wanted, len(saved), *saved, *upstream)
+    return gradients_of(how, wanted, saved, upstream)
+
+
+def gradients_of(
+    how: How,
+    wanted: Sequence[bool],
+    saved: Sequence[Tensor],
+    upstream: Sequence[Tensor | None],
+) -> Sequence[Tensor | None]:
+    """Gradients of the flat list of inputs. `upstream`: of out's pieces, and of lse unless it was
+    not returned."""
+    call, counts, _, job = how
+    if len(saved) == 5 and len(upstream) == 1 and upstream[0] is not None:
+        return run_backward_of_one(call, upstream[0], *saved, wanted, job)
     segments = counts[0]
+    dlse = upstream[-1] if len(upstream) > segments else None
     inputs, out, lse = saved[: -segments - 1], saved[-segments - 1 : -1], saved[-1]
     q, k, v, extras = split(counts, inputs)
-    return run_backward(call, upstream[:-1], upstream[-1], q, k, v, extras, out, lse, wanted, job)
+    return run_backward(call, upstream[:segments], dlse, q, k, v, extras, out, lse, wanted, job)

@@ -6,7 +6,7 @@ Everything here takes operands as lists of segments; a plain tensor is a list of
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from typing import Any
 
@@ -24,6 +24,8 @@ DTYPES = {
 }
 NAMES = {dtype: name for name, dtype in DTYPES.items()}
 
+_deterministic = torch._C._get_deterministic_algorithms
+
 # Extra tensors that have a gradient, and what the library calls it.
 GRADIENTS = {"mask": "dmask", "sinks": "dsinks", "q_norm": "dq_norm", "k_norm": "dk_norm"}
 
@@ -36,9 +38,19 @@ class Call:
     settings: Settings
     names: tuple[str, ...] = ()
 
-    @cached_property
+    @property
     def config(self) -> _native.Config:
+        """What the library computes. As in PyTorch, use_deterministic_algorithms is asked at the
+        time of each run, backward's too."""
+        return self._repeatable if _deterministic() else self._config
+
+    @cached_property
+    def _config(self) -> _native.Config:
         return native(self.settings)
+
+    @cached_property
+    def _repeatable(self) -> _native.Config:
+        return native(replace(self.settings, deterministic=True))
 
     @cached_property
     def cast(self) -> torch.dtype | None:
@@ -89,8 +101,8 @@ def empty_like_layout(like: Tensor, shape: Sequence[int], dtype: torch.dtype) ->
     """New dense memory in the order of `like`'s dimensions, so that [B, S, H, D] projections give
     [B, S, H, D] results. The same strides for real tensors and for fakes."""
     if like.is_contiguous():
-        if like.dtype == dtype and like.shape == shape:
-            return torch.empty_like(like, memory_format=torch.contiguous_format)
+        if like.dtype is dtype and like.shape == shape:
+            return torch.empty_like(like)
         return torch.empty(shape, dtype=dtype, device=like.device)
     strides = like.stride()
     if any(strides[n] == 0 and like.shape[n] > 1 for n in range(len(strides))):
@@ -140,13 +152,15 @@ def new_out(
 def new_lse(call: Call, q: Sequence[Tensor]) -> Tensor:
     """Memory for log-sum-exp: [batch, q_heads, q_len], or [q_heads, total] of packed sequences."""
     first = q[0]
-    shape: tuple[int, ...]
+    shape: Sequence[int]
     if call.packed:
         shape = (first.shape[1], first.shape[0])
+    elif len(q) == 1:
+        shape = first.shape[:-1]
     else:
         batch, heads, length, _ = first.shape
         shape = (batch, heads, length + sum(s.shape[2] for s in q[1:]))
-    return torch.empty(shape, dtype=torch.float32, device=first.device)
+    return first.new_empty(shape, dtype=torch.float32)
 
 
 def plain(operand: Sequence[Tensor | None]) -> object:
@@ -210,7 +224,7 @@ def run_forward_of_one(
 ) -> tuple[Tensor, Tensor | None, _native.Report | None]:
     """The same without segments, which is the usual case and must cost little. With `report` also
     how it was served."""
-    q_shape, dim = q.shape, v.shape[-1]
+    q_shape, dim, on_cpu = q.shape, v.shape[-1], q.is_cpu
     shape = q_shape if q_shape[-1] == dim else (*q_shape[:-1], dim)
     out = empty_like_layout(q, shape, call.cast or q.dtype)
     lse = new_lse(call, (q,)) if want_lse else None
@@ -222,9 +236,9 @@ def run_forward_of_one(
         out,
         lse,
         call.extras(extras) if extras else None,
-        stream_of(q),
+        0 if on_cpu else stream_of(q),
         job,
-        allocator_of(q),
+        None if on_cpu else allocator_of(q),
         report,
     )
     return out, lse, served
@@ -304,9 +318,13 @@ def run_backward_of_one(
     lse: Tensor,
     wanted: Sequence[bool],
     job: _native.Job | None,
-) -> list[Tensor | None]:
+) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
     """The usual case of run_backward: no segments, nothing but q, k and v, no gradient of lse."""
-    dq, dk, dv = (empty_like_input(t) if w else None for t, w in zip((q, k, v), wanted))
+    on_cpu = q.is_cpu
+    want_q, want_k, want_v = wanted
+    dq = empty_like_input(q) if want_q else None
+    dk = empty_like_input(k) if want_k else None
+    dv = empty_like_input(v) if want_v else None
     _native.backward(
         call.config,
         q,
@@ -319,12 +337,12 @@ def run_backward_of_one(
         dk,
         dv,
         None,
-        stream_of(q),
+        0 if on_cpu else stream_of(q),
         job,
-        allocator_of(q),
+        None if on_cpu else allocator_of(q),
         False,
     )
-    return [dq, dk, dv]
+    return dq, dk, dv
 
 
 def _optional(gradients: Sequence[Tensor | None]) -> object:

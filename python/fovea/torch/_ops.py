@@ -1,5 +1,5 @@
 """The operators fovea::attention and fovea::attention_backward, for whatever looks at a graph of
-operators: torch.compile, export, dispatch modes.
+operators: torch.compile, export, dispatch modes (FlopCounterMode among them).
 
 What is computed travels as text (`spec`), so that a graph that was cached on disk means the same in
 another process.
@@ -12,10 +12,12 @@ from functools import lru_cache
 
 import torch
 from torch import Tensor
+from torch.utils.flop_counter import register_flop_formula
 
 from .._band import Band
 from .._config import Settings
 from ._autograd import SECOND_DERIVATIVE, check_differentiable
+from ._batched import for_each_sample, is_batched
 from ._call import (
     Call,
     call_of,
@@ -25,6 +27,7 @@ from ._call import (
     run_backward,
     run_forward,
 )
+from ._flops import backward_flops, forward_flops
 
 _library = torch.library.Library("fovea", "DEF")
 _library.define(
@@ -101,23 +104,29 @@ def _differentiate(ctx, dout, dlse):
     q, k, v, extras, out = parts
     lse = next(taken)
     wanted = [bool(w) for group in ctx.needs_input_grad[:4] for w in group]
-    dout = list(dout) if dout is not None else [None] * len(out)
-    if all(d is None for d in dout) and dlse is None:
-        dlse = torch.zeros_like(lse)
-    filled = (
-        []
-        if all(d is None for d in dout)
-        else [
-            o.new_zeros(()).expand(o.shape) if d is None else d
-            for d, o in zip(dout, out, strict=True)
-        ]
-    )
-    found = iter(
-        torch.ops.fovea.attention_backward(
-            filled, dlse, q, k, v, extras, out, lse, wanted, ctx.scale, ctx.spec
+
+    def gradients_of(upstream):
+        *dout, dlse = upstream
+        if all(d is None for d in upstream):
+            dlse = torch.zeros_like(lse)
+        filled = []
+        if any(d is not None for d in dout):
+            filled = [
+                o.new_zeros(()).expand(o.shape) if d is None else d
+                for d, o in zip(dout, out, strict=True)
+            ]
+        found = iter(
+            torch.ops.fovea.attention_backward(
+                filled, dlse, q, k, v, extras, out, lse, wanted, ctx.scale, ctx.spec
+            )
         )
-    )
-    gradients = iter([next(found) if w else None for w in wanted])
+        return [next(found) if w else None for w in wanted]
+
+    upstream = [*([None] * len(out) if dout is None else dout), dlse]
+    if is_batched(upstream):
+        gradients = iter(for_each_sample(gradients_of, upstream))
+    else:
+        gradients = iter(gradients_of(upstream))
     return (*([next(gradients) for _ in group] for group in (q, k, v, extras)), None, None)
 
 
@@ -134,6 +143,16 @@ torch.library.register_autograd(
     setup_context=lambda ctx, inputs, output: None,
     lib=_library,
 )
+
+
+@register_flop_formula(torch.ops.fovea.attention, get_raw=True)
+def _forward_flops(q, k, v, extras, scale, spec, **_):
+    return forward_flops(call_from(spec, scale), q, k, v, extras)
+
+
+@register_flop_formula(torch.ops.fovea.attention_backward, get_raw=True)
+def _backward_flops(dout, dlse, q, k, v, extras, out, lse, wanted, scale, spec, **_):
+    return backward_flops(call_from(spec, scale), q, k, v, extras)
 
 
 def through_operator(

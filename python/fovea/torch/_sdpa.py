@@ -22,11 +22,15 @@ from ._autograd import ONE_EACH, AttentionFunction
 from ._call import NAMES, Call, call_of, run_forward_of_one
 from ._counts import counts
 from ._eligible import why_delegated
-from ._tensors import is_transformed, is_watched
+from ._tensors import dispatch_modes, is_transformed, is_watched
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _CAUSAL = Band.causal("top_left")
 MAX_KNOWN = 4096  # kinds of calls
+_flash_enabled = torch._C._get_flash_sdp_enabled
+_mem_efficient_enabled = torch._C._get_mem_efficient_sdp_enabled
+_math_enabled = torch._C._get_math_sdp_enabled
+_cudnn_enabled = torch._C._get_cudnn_sdp_enabled
 _TENSORS = frozenset((Tensor, torch.nn.Parameter))
 _AUTOCAST_KEYS = {
     "cpu": torch._C.DispatchKey.AutocastCPU,
@@ -64,14 +68,11 @@ class Router:
         enable_gqa=False,
     ):
         """For tensors in memory, with or without gradients."""
-        if attn_mask is None and dropout_p == 0 and self._chain is None:
-            # A call like an earlier one is served without looking at it again.
-            call = self._known.get(_likeness(query, key, value, is_causal, scale, enable_gqa))
-            if (
-                call is not None
-                and not is_watched()
-                and (self._not_ours(query, key, value, None, False) is None)
-            ):
+        if attn_mask is None and dropout_p == 0:
+            # A call like an earlier one is served without looking at all of it again.
+            like = _likeness(query, key, value, is_causal, scale, enable_gqa)
+            call = self._known.get(like)
+            if call is not None and self._is_ordinary(query, key, value):
                 return self._run(call, query, key, value, ())
         return self._answer(
             query, key, value, attn_mask, dropout_p, is_causal, scale, enable_gqa, None, False
@@ -164,6 +165,21 @@ class Router:
         like = _likeness(q, k, v, is_causal, scale, enable_gqa)
         self._known[like] = self._calls[is_causal, scale, 0.0, None, ()]
 
+    def _is_ordinary(self, q, k, v) -> bool:
+        """Whether operands of known kinds are memory, and nobody else is to answer or watch."""
+        return not (
+            dispatch_modes()  # tracing is one
+            or is_transformed()
+            or q.is_neg()
+            or k.is_neg()
+            or v.is_neg()
+            or q._is_zerotensor()
+            or k._is_zerotensor()
+            or v._is_zerotensor()
+            or forward_ad._current_level >= 0
+            or _sdp_switches() != self._kernels_enabled
+        )
+
     def _not_ours(self, q, k, v, mask, traced) -> str | None:
         """Why a call must stay PyTorch's, whoever could compute it."""
         if is_transformed():
@@ -215,7 +231,7 @@ class Router:
             or v.requires_grad
             or (extras and extras[0].requires_grad)
         ):
-            out = AttentionFunction.apply(call, ONE_EACH, False, self._job, q, k, v, *extras)
+            out = AttentionFunction.apply((call, ONE_EACH, False, self._job), q, k, v, *extras)
             counts.add("fp32_autograd")
             return out
         on_gpu = not q.is_cpu
@@ -236,8 +252,8 @@ class Router:
 
 def _likeness(q, k, v, is_causal, scale, enable_gqa) -> tuple:
     """What calls without mask and dropout have in common when one is as good as another."""
-    dtypes = q.dtype, k.dtype, v.dtype
-    return q.shape, k.shape, v.shape, dtypes, is_causal, scale, enable_gqa, q.is_cpu
+    kinds = type(q), type(k), type(v), q.dtype, k.dtype, v.dtype
+    return q.shape, k.shape, v.shape, kinds, is_causal, scale, enable_gqa, q.is_cpu
 
 
 def _has_tangent(tensor: Tensor) -> bool:
@@ -246,12 +262,7 @@ def _has_tangent(tensor: Tensor) -> bool:
 
 def _sdp_switches() -> tuple[bool, ...]:
     """Which of PyTorch's own kernels are enabled: what sdpa_kernel changes."""
-    return (
-        torch._C._get_flash_sdp_enabled(),
-        torch._C._get_mem_efficient_sdp_enabled(),
-        torch._C._get_math_sdp_enabled(),
-        torch._C._get_cudnn_sdp_enabled(),
-    )
+    return _flash_enabled(), _mem_efficient_enabled(), _math_enabled(), _cudnn_enabled()
 
 
 def _without_all_true(mask: Tensor) -> tuple[bool, Tensor | None]:

@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 _PLAIN = (Tensor, torch.nn.Parameter)
-_dispatch_modes = torch._C._len_torch_dispatch_stack
+dispatch_modes = torch._C._len_torch_dispatch_stack  # how many are at work
 _functorch_level = torch._C._functorch.peek_interpreter_stack
+_is_compiling = torch.compiler.is_compiling
 
 
 def is_transformed() -> bool:
@@ -19,12 +20,12 @@ def is_transformed() -> bool:
 
 def is_watched() -> bool:
     """Whether somebody looks at the operators: torch.compile, a dispatch mode."""
-    return _dispatch_modes() > 0 or torch.compiler.is_compiling()
+    return dispatch_modes() > 0 or _is_compiling()
 
 
 def is_plain(tensors: Iterable[Tensor]) -> bool:
     """Whether the tensors are memory and nobody watches the operators, so that a call may be made
     without one."""
-    if torch.compiler.is_compiling() or _dispatch_modes() or is_transformed():
+    if _is_compiling() or dispatch_modes() or is_transformed():
         return False
     return all(type(t) in _PLAIN and not t.is_neg() for t in tensors)
