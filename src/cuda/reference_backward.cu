@@ -100,12 +100,11 @@ FOVEA_DEVICE void backward_keys(const ReferenceBackwardArgs& args) {
   const plain::Shape& shape = args.shape;
   const std::int64_t group = shape.q_heads / shape.kv_heads, width = shape.head_dim,
                      v_width = shape.v_head_dim;
-  const std::int64_t tasks = key_tasks(shape), warps = grid_blocks() * kReferenceWarps;
-  for (std::int64_t task = block_index() * kReferenceWarps + warp(); task < tasks; task += warps) {
+  for_each_warp_task(key_tasks(shape), [&](std::int64_t task) {
     const std::int64_t kv_head = task / shape.kv_len % shape.kv_heads, j = task % shape.kv_len;
     const plain::Sequence s =
         sequence_by_warp(shape, args.lengths, task / shape.kv_len / shape.kv_heads);
-    if (j >= s.kv_len) continue;
+    if (j >= s.kv_len) return;
     WarpRow dk, dv;
     for (std::int64_t h = kv_head * group; h < (kv_head + 1) * group; ++h) {
       const QueryHead head = query_head(args, s, h);
@@ -128,14 +127,13 @@ FOVEA_DEVICE void backward_keys(const ReferenceBackwardArgs& args) {
       args.dk[place * width + column] = args.scale * x;
     });
     dv.each(v_width, [&](std::int64_t column, double x) { args.dv[place * v_width + column] = x; });
-  }
+  });
 }
 
 FOVEA_DEVICE void sum_dsinks(const ReferenceBackwardArgs& args) {
   const plain::Shape& shape = args.shape;
   const RowSpace queries = rows_by_queries(args);
-  const std::int64_t warps = grid_blocks() * kReferenceWarps;
-  for (std::int64_t h = block_index() * kReferenceWarps + warp(); h < shape.q_heads; h += warps) {
+  for_each_warp_task(shape.q_heads, [&](std::int64_t h) {
     double sum = 0;
     for (std::int64_t b = 0; b < shape.batch; ++b) {
       const plain::Sequence s = sequence_by_warp(shape, args.lengths, b);
@@ -144,7 +142,7 @@ FOVEA_DEVICE void sum_dsinks(const ReferenceBackwardArgs& args) {
     }
     sum = sum_warp(sum);
     if (lane() == 0) store(args.dsinks.data, args.dsinks.element, h * args.dsinks.stride, sum);
-  }
+  });
 }
 
 /// Digits of n in a number system of four bases.
@@ -172,8 +170,7 @@ FOVEA_DEVICE void backward_mask(const ReferenceBackwardArgs& args) {
     others[d] = to.sizes[d] == 1 ? all[d] : 1;
     copies *= others[d];
   }
-  const std::int64_t tasks = dmask_tasks(to), warps = grid_blocks() * kReferenceWarps;
-  for (std::int64_t task = block_index() * kReferenceWarps + warp(); task < tasks; task += warps) {
+  for_each_warp_task(dmask_tasks(to), [&](std::int64_t task) {
     const Index4 own = index_of(task, to.sizes);
     double sum = 0;
     for (std::int64_t n = lane(); n < copies; n += 32) {
@@ -189,11 +186,11 @@ FOVEA_DEVICE void backward_mask(const ReferenceBackwardArgs& args) {
       sum += gradient_at(args, head, args.rows[head.first_query + i], i, j).ds;
     }
     sum = sum_warp(sum);
-    if (lane() != 0) continue;
+    if (lane() != 0) return;
     std::int64_t at = 0;
     for (int d = 0; d < 4; ++d) at += own.at[d] * to.strides[d];
     store(to.data, to.element, at, sum);
-  }
+  });
 }
 
 FOVEA_CUDA_ENTRY(dq, ReferenceBackwardArgs, kReferenceThreads, 1, backward_queries)

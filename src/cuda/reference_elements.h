@@ -1,11 +1,21 @@
-// Elements of any float type as f64, for the kernel sources of cuda.reference.
+// For the kernel sources of cuda.reference: elements of any float type as f64, and how warps share
+// tasks.
 #pragma once
 
 #include "contract/plain_rows.h"
 #include "contract/reference_formulas.h"
-#include "cuda/device/platform.h"
+#include "cuda/device/thread.h"
+#include "cuda/reference_rows.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
+
+/// work(task), by a warp, for each task; the grid has reference_blocks(tasks).
+template <class Work>
+FOVEA_DEVICE void for_each_warp_task(std::int64_t tasks, Work&& work) {
+  const std::int64_t warps = grid_blocks() * kReferenceWarps;
+  for (std::int64_t task = block_index() * kReferenceWarps + warp(); task < tasks; task += warps)
+    work(task);
+}
 
 FOVEA_DEVICE DType dtype_of(plain::Element element) {
   switch (element) {

@@ -41,10 +41,8 @@ FOVEA_DEVICE LaneRow lane_row(const RowSpace& space, std::int64_t task) {
 
 template <class Work>
 FOVEA_DEVICE void for_each_lane_row(const RowSpace& space, Work&& work) {
-  const std::int64_t tasks = space.shape.batch * space.heads() * ceil_div(space.rows(), 32);
-  const std::int64_t warps = grid_blocks() * kReferenceWarps;
-  for (std::int64_t task = block_index() * kReferenceWarps + warp(); task < tasks; task += warps)
-    work(lane_row(space, task));
+  for_each_warp_task(lane_row_tasks(space),
+                     [&](std::int64_t task) { work(lane_row(space, task)); });
 }
 
 FOVEA_DEVICE reference::Rotation rotation_at(const plain::Prologue& p, std::int64_t b,
@@ -113,12 +111,11 @@ FOVEA_DEVICE void give_back(const GiveBackRowsArgs& args) {
 
 FOVEA_DEVICE void sum_weights(const GiveBackRowsArgs& args) {
   const RowSpace& space = args.space;
-  const std::int64_t width = args.input.width, warps = grid_blocks() * kReferenceWarps;
-  for (std::int64_t task = block_index() * kReferenceWarps + warp();
-       task < args.input.segments.count * width; task += warps) {
+  const std::int64_t width = args.input.width;
+  for_each_warp_task(args.input.segments.count * width, [&](std::int64_t task) {
     const std::int64_t n = task / width, d = task % width;
     const WeightGradient& to = args.weights[n];
-    if (to.data == nullptr) continue;
+    if (to.data == nullptr) return;
     const plain::Segment<const char*>& segment = args.input.segments.at[n];
     const bool last = n + 1 == args.input.segments.count;
     double sum = 0;
@@ -134,7 +131,7 @@ FOVEA_DEVICE void sum_weights(const GiveBackRowsArgs& args) {
     }
     sum = sum_warp(sum);
     if (lane() == 0) store(to.data, to.element, d * to.stride, sum);
-  }
+  });
 }
 
 FOVEA_CUDA_ENTRY(load_rows, LoadRowsArgs, kReferenceThreads, 1, load)

@@ -17,6 +17,11 @@ inline LaunchShape reference_blocks(std::int64_t warp_tasks) {
   return {blocks_for(ceil_div(warp_tasks, kReferenceWarps))};
 }
 
+/// Tasks of 32 rows, one a lane.
+FOVEA_HD_INLINE std::int64_t lane_row_tasks(const RowSpace& space) {
+  return space.shape.batch * space.heads() * ceil_div(space.rows(), 32);
+}
+
 /// to[row] = the row of `from` through the prologue, rounded once to from.compute. Rows that do not
 /// count are neither read nor written.
 struct LoadRowsArgs {

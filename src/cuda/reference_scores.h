@@ -131,12 +131,11 @@ struct WarpRow {
 template <class Work>
 FOVEA_DEVICE void for_each_query(const ReferenceArgs& args, Work&& work) {
   const plain::Shape& shape = args.shape;
-  const std::int64_t tasks = query_tasks(shape), warps = grid_blocks() * kReferenceWarps;
-  for (std::int64_t task = block_index() * kReferenceWarps + warp(); task < tasks; task += warps) {
+  for_each_warp_task(query_tasks(shape), [&](std::int64_t task) {
     const std::int64_t pair = task / shape.q_len, i = task % shape.q_len;
     const plain::Sequence s = sequence_by_warp(shape, args.lengths, pair / shape.q_heads);
     if (i < s.q_len) work(query_head(args, s, pair % shape.q_heads), i);
-  }
+  });
 }
 
 }  // namespace
