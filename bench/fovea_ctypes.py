@@ -149,11 +149,12 @@ class Plan:
 
     def __init__(self, library: Library, args: ForwardArgs | BackwardArgs, threads: int = 0,
                  backend: str = "", kernel: str = "", deterministic: bool = False,
-                 allocate: Callable[[int], int] | None = None, stream: int = 0) -> None:
+                 autotune: bool = False, allocate: Callable[[int], int] | None = None,
+                 stream: int = 0) -> None:
         direction = "forward" if isinstance(args, ForwardArgs) else "backward"
         self._library, self._handle = library, c_void_p()
         options = Options(num_threads=threads, backend=backend.encode(), kernel=kernel.encode(),
-                          deterministic=deterministic, stream=stream)
+                          deterministic=deterministic, autotune=autotune, stream=stream)
         self._call = (byref(args), byref(options))
         self._run = getattr(library.c, f"fovea_plan_run_{direction}")
         make = getattr(library.c, f"fovea_plan_{direction}")

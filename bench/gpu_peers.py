@@ -139,8 +139,10 @@ class Ours:
         if case.causal:
             self._params.band_anchor, self._params.band_left = fovea.TOP_LEFT, fovea.UNBOUNDED
         params = ctypes.pointer(self._params)
-        choice = {"kernel": options.kernel} if options.kernel else {"backend": "cuda"}
-        common = {"allocate": self._allocate, "stream": torch.cuda.current_stream().cuda_stream}
+        own = {} if options.autotune else {"backend": "cuda"}
+        choice = {"kernel": options.kernel} if options.kernel else own
+        common = {"allocate": self._allocate, "stream": torch.cuda.current_stream().cuda_stream,
+                  "autotune": options.autotune}
         saved = {"params": params, "out": fovea.operand(view(self.out)), "lse": view(self.lse)}
         self.forward = fovea.Plan(library, fovea.ForwardArgs(**saved), **choice, **common)
         if inputs.dout is None:
@@ -150,8 +152,8 @@ class Ours:
         args = fovea.BackwardArgs(dout=fovea.operand(view(inputs.dout)), **saved,
                                   dq=fovea.operand(view(self.dq)), dk=fovea.operand(view(self.dk)),
                                   dv=fovea.operand(view(self.dv)))
-        self.backward = fovea.Plan(library, args, backend="cuda",
-                                   deterministic=options.deterministic, **common)
+        self.backward = fovea.Plan(library, args, deterministic=options.deterministic, **own,
+                                   **common)
 
     def _allocate(self, size: int) -> int:
         self._memory.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
@@ -309,6 +311,9 @@ def main() -> int:
     parser.add_argument("--library", type=Path, default=ROOT / "build/cuda/src/shared/libfovea.so")
     parser.add_argument("--filter", default="", help="run the cases whose name contains this")
     parser.add_argument("--kernel", default="", help="Fovea's forward kernel; else its choice")
+    parser.add_argument("--autotune", action="store_true",
+                        help="Fovea measures all kernels that serve, cuDNN's too, and takes the "
+                             "fastest; else its own")
     parser.add_argument("--peers", nargs="*", choices=PEERS, default=list(PEERS))
     parser.add_argument("--rounds", type=int, default=7, help="7 or more for a claim")
     parser.add_argument("--ms", type=float, default=20, help="of one side in one round")

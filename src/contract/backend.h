@@ -41,8 +41,9 @@ struct DeviceQueue {
   /// Names the queue behind a stream: other queues have other names as long as the process lives,
   /// though their handles may be the same.
   std::uint64_t (*queue_of)(int device, void* stream);
-  /// A mark behind all that was queued on the stream so far.
-  Result<void*> (*record)(int device, void* stream);
+  /// A mark behind all that was queued on the stream so far: a new one, or `mark`, which then
+  /// lies there instead.
+  Result<void*> (*record)(int device, void* stream, void* mark);
   /// Whether the work before a mark has finished; an error when it has failed. Any answer but
   /// "not yet" ends the mark's life.
   Result<bool> (*finished)(int device, void* mark);

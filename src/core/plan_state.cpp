@@ -184,7 +184,7 @@ Status run_any(const PlanState& plan, const Args& args, const RunOptions& option
   launch.mask_tiles_skipped = plan.mask_tiles_skipped;
   bool captured = false;
   if (plan.queue != nullptr) {
-    settle_finished_runs();
+    settle_finished_runs_now_and_then();
     const Result<bool> capturing = plan.queue->capturing(plan.problem.device.index, options.stream);
     if (!capturing.ok()) return capturing.status();
     captured = *capturing;

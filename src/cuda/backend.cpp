@@ -30,8 +30,8 @@ Status merge(const MergeProblem& problem) {
   return cuda::merge(problem.out.device.index, problem, problem.stream);
 }
 
-Result<void*> record(int device, void* stream) {
-  const Result<cuda::Mark> mark = runtime().record(device, stream);
+Result<void*> record(int device, void* stream, void* again) {
+  const Result<cuda::Mark> mark = runtime().record(device, stream, {device, again});
   if (!mark.ok()) return mark.status();
   return mark->event;
 }

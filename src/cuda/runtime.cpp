@@ -28,7 +28,7 @@ class AbsentRuntime final : public Runtime {
   Status clear(int, void*, std::size_t, void*) override { return refuse(); }
   Result<bool> capturing(int, void*) override { return refuse(); }
   std::uint64_t stream_id(int, void*) override { return 0; }
-  Result<Mark> record(int, void*) override { return refuse(); }
+  Result<Mark> record(int, void*, Mark) override { return refuse(); }
   Result<bool> completed(Mark&) override { return refuse(); }
   Result<void*> allocate(int, std::size_t) override { return refuse(); }
   Status free(int, void*) override { return refuse(); }

@@ -50,8 +50,9 @@ class Runtime {
   virtual Result<bool> capturing(int device, void* stream) = 0;
   /// Names a stream for as long as the process lives; handles are used again.
   virtual std::uint64_t stream_id(int device, void* stream) = 0;
-  /// Marks come from a pool, which grows to as many as are unspent at one time.
-  virtual Result<Mark> record(int device, void* stream) = 0;
+  /// A new mark, or an unspent one that is moved behind what is in the stream by now. Marks come
+  /// from a pool, which grows to as many as are unspent at one time.
+  virtual Result<Mark> record(int device, void* stream, Mark mark = {}) = 0;
   /// Whether all before the mark is done. Then, and after an error, the mark is spent and empty.
   virtual Result<bool> completed(Mark& mark) = 0;
 

@@ -38,7 +38,7 @@ class EmulatedRuntime final : public Runtime {
     return reinterpret_cast<std::uintptr_t>(stream);
   }
 
-  Result<Mark> record(int device, void*) override { return Mark{device, this}; }
+  Result<Mark> record(int device, void*, Mark) override { return Mark{device, this}; }
 
   Result<bool> completed(Mark& mark) override {
     if (!streams.load().done) return false;

@@ -165,32 +165,19 @@ class RealRuntime final : public Runtime {
     return status.ok() ? id : reinterpret_cast<std::uintptr_t>(stream);
   }
 
-  Result<Mark> record(int device, void* stream) override {
-    Mark mark{device, nullptr};
-    const auto take = [&] {
-      DeviceState& state = state_of(device);
-      const std::lock_guard lock(state.mutex);
-      if (!state.events.empty()) {
-        mark.event = state.events.back();
-        state.events.pop_back();
-        return cudaSuccess;
-      }
-      const BesideCaptures beside;
-      cudaEvent_t event = nullptr;
-      const cudaError_t error = cudaEventCreateWithFlags(&event, cudaEventDisableTiming);
-      // Room for all events there are, so that giving one back does not allocate.
-      if (error == cudaSuccess) state.events.reserve(++state.event_count);
-      mark.event = event;
-      return error;
-    };
-    Status status = on_device(device, "cudaEventCreateWithFlags", take);
-    if (!status.ok()) return status;
-    status = on_device(device, "cudaEventRecord", [&] {
+  Result<Mark> record(int device, void* stream, Mark mark) override {
+    const bool fresh = mark.event == nullptr;
+    const auto take_and_record = [&] {
+      if (fresh)
+        if (const cudaError_t error = take(mark.event, state_of(device)); error != cudaSuccess)
+          return error;
       return cudaEventRecord(static_cast<cudaEvent_t>(mark.event),
                              static_cast<cudaStream_t>(stream));
-    });
+    };
+    mark.device = device;
+    Status status = on_device(device, "cudaEventRecord", take_and_record);
     if (status.ok()) return mark;
-    spend(mark);
+    if (fresh && mark.event != nullptr) spend(mark);
     return status;
   }
 
@@ -295,6 +282,22 @@ class RealRuntime final : public Runtime {
                   entry.name);
     if (status.ok()) allowed = bytes;
     return status;
+  }
+
+  static cudaError_t take(void*& event, DeviceState& state) {
+    const std::lock_guard lock(state.mutex);
+    if (!state.events.empty()) {
+      event = state.events.back();
+      state.events.pop_back();
+      return cudaSuccess;
+    }
+    const BesideCaptures beside;
+    cudaEvent_t made = nullptr;
+    const cudaError_t error = cudaEventCreateWithFlags(&made, cudaEventDisableTiming);
+    // Room for all events there are, so that giving one back does not allocate.
+    if (error == cudaSuccess) state.events.reserve(++state.event_count);
+    event = made;
+    return error;
   }
 
   void spend(Mark& mark) {

@@ -1,6 +1,8 @@
 // Runs on a device that works through streams: completion that comes later, failures, capture,
 // workspaces, copies for the self-check.
+#include <chrono>
 #include <cstring>
+#include <thread>
 
 #include <fovea/device_memory.h>
 
@@ -133,6 +135,7 @@ TEST_F(OnDevice, LaterCallsAndCountersLookToo) {
   Job job("goes on");
   ASSERT_TRUE(run(&first_stream, &job).ok());
   fake_device().work(&first_stream);
+  std::this_thread::sleep_for(std::chrono::milliseconds(2));  // they look once a millisecond
   ASSERT_TRUE(run(&first_stream, &job).ok());
   EXPECT_EQ(lines.size(), 1u);
   fake_device().work(&first_stream);
@@ -157,6 +160,22 @@ TEST_F(OnDevice, AStreamDoesNotHoldUpAnother) {
   EXPECT_EQ(count().completed, 3u);
   fake_device().work(&first_stream);
   EXPECT_EQ(count().completed, 103u);
+}
+
+TEST_F(OnDevice, RunsShareMarksOnceTheirKernelIsProved) {
+  ASSERT_TRUE(run(&first_stream).ok());
+  fake_device().work(&first_stream);
+  ASSERT_TRUE(flush().ok());
+  for (int n = 0; n < 70; ++n) ASSERT_TRUE(run(&first_stream).ok());
+  EXPECT_EQ(fake_device().marks(), 3u);  // of 32, 32 and 6
+  EXPECT_EQ(count().completed, 1u);
+  fake_device().work(&first_stream);
+  EXPECT_EQ(count().completed, 71u);
+  EXPECT_EQ(fake_device().marks(), 0u);
+
+  Job job("unproved");
+  for (int n = 0; n < 3; ++n) ASSERT_TRUE(run(&first_stream, &job).ok());
+  EXPECT_EQ(fake_device().marks(), 3u);
 }
 
 TEST_F(OnDevice, RunsBeforeAResetAreNotCountedAfterIt) {

@@ -55,9 +55,10 @@ Status FakeDevice::synchronize(void* stream) {
   return streams_[stream].error;
 }
 
-void* FakeDevice::record(void* stream) {
-  marks_[next_mark_] = {stream, streams_[stream].queued};
-  return reinterpret_cast<void*>(next_mark_++);
+void* FakeDevice::record(void* stream, void* mark) {
+  const std::uintptr_t id = mark == nullptr ? next_mark_++ : reinterpret_cast<std::uintptr_t>(mark);
+  marks_[id] = {stream, streams_[stream].queued};
+  return reinterpret_cast<void*>(id);
 }
 
 Result<bool> FakeDevice::finished(void* mark) {
@@ -91,7 +92,9 @@ const DeviceQueue kQueue = {
     [](int, void* stream) {
       return static_cast<std::uint64_t>(reinterpret_cast<std::uintptr_t>(stream));
     },
-    [](int, void* stream) -> Result<void*> { return fake_device().record(stream); },
+    [](int, void* stream, void* mark) -> Result<void*> {
+      return fake_device().record(stream, mark);
+    },
     [](int, void* mark) { return fake_device().finished(mark); },
     nullptr,
     nullptr,

@@ -31,7 +31,7 @@ class FakeDevice {
   Result<void*> allocate(std::size_t bytes);
   void free(void* data);
   Status synchronize(void* stream);
-  void* record(void* stream);
+  void* record(void* stream, void* mark);
   Result<bool> finished(void* mark);
   [[nodiscard]] std::size_t marks() const { return marks_.size(); }
 

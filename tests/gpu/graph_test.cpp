@@ -74,11 +74,12 @@ struct SeededCall : DenseCall {
   DeviceBuffer seed;
 };
 
-TEST_F(Graph, replays_with_other_inputs) {
-  SeededCall call(kGpu), on_cpu(kCpu);
-  call.upload_all(0);
-  PlanOptions options;
-  options.deterministic = true;
+/// Records a forward and a backward run of `call` in a graph and replays it with inputs that
+/// upload(call, n) makes, n = 1, 2, ...; results are to be the CPU's within `tolerance`.
+template <class Call, class Upload>
+void expect_replays(Call& call, Call& on_cpu, const PlanOptions& options, double tolerance,
+                    Upload&& upload) {
+  upload(call, 0);
   const Plan forward_plan = Plan::make(call.forward_args(), options).value();
   const Plan backward_plan = Plan::make(call.backward_args(), options).value();
   Workspace forward_memory(forward_plan, kGpu), backward_memory(backward_plan, kGpu);
@@ -108,8 +109,8 @@ TEST_F(Graph, replays_with_other_inputs) {
   constexpr int kReplays = 5;
   std::vector<std::vector<float>> before;
   for (int n = 1; n <= kReplays; ++n) {
-    call.upload_all(n);
-    on_cpu.upload_all(n);
+    upload(call, n);
+    upload(on_cpu, n);
     recorder.replay();
     const std::vector<std::vector<float>> replayed = results_of(call);
     EXPECT_NE(replayed, before) << "replay " << n;
@@ -118,7 +119,8 @@ TEST_F(Graph, replays_with_other_inputs) {
     throw_if_error(backward(on_cpu.backward_args()));
     const std::vector<std::vector<float>> wanted = results_of(on_cpu);
     for (std::size_t x = 0; x < wanted.size(); ++x)
-      EXPECT_LT(difference(replayed[x], wanted[x]), 1e-5) << "replay " << n << ", result " << x;
+      EXPECT_LT(difference(replayed[x], wanted[x]), tolerance)
+          << "replay " << n << ", result " << x;
     for (const Plan* plan : {&forward_plan, &backward_plan})
       EXPECT_EQ(count_of(plan->report().kernel).replayed, static_cast<std::uint64_t>(n))
           << plan->report().kernel;
@@ -132,6 +134,29 @@ TEST_F(Graph, replays_with_other_inputs) {
   throw_if_error(backward_plan.run(call.backward_args(), backward_memory.options));
   throw_if_error(synchronize(kGpu));
   EXPECT_EQ(results_of(call), before);
+}
+
+TEST_F(Graph, replays_with_other_inputs) {
+  SeededCall call(kGpu), on_cpu(kCpu);
+  PlanOptions options;
+  options.deterministic = true;
+  expect_replays(call, on_cpu, options, 1e-5,
+                 [](SeededCall& to, std::int64_t n) { to.upload_all(n); });
+}
+
+TEST_F(Graph, replays_cudnn_with_other_inputs) {
+  DenseCall call(kGpu, DType::bf16, 2, 2, 256, 256, 64),
+      on_cpu(kCpu, DType::bf16, 2, 2, 256, 256, 64);
+  PlanOptions options;
+  options.deterministic = true;
+  options.choice.backend = "cudnn";
+  if (const auto plan = Plan::make(call.forward_args(), options); !plan.ok())
+    GTEST_SKIP() << plan.status().message();
+  // Of results that are rounded to bf16, and of gradients that are made of such.
+  constexpr double kTolerance = 2e-2;
+  expect_replays(call, on_cpu, options, kTolerance, [](DenseCall& to, std::int64_t n) {
+    to.upload_random(static_cast<std::uint64_t>(100 * n));
+  });
 }
 
 #else
