@@ -233,3 +233,14 @@ def test_second_derivative_of_the_operator_is_refused():
     (first,) = torch.autograd.grad(out[0].square().sum(), q, create_graph=True)
     with pytest.raises(NotImplementedError, match="no second derivative"):
         first.sum().backward()
+
+
+@pytest.mark.parametrize("low", [torch.bfloat16, torch.float16])
+def test_A1_fakes_under_autocast_are_traced(low):
+    """Some versions of PyTorch trace so, without saying that they compile."""
+    from torch._subclasses.fake_tensor import FakeTensorMode
+
+    with FakeTensorMode(), ft.enabled(strict=True), torch.autocast("cpu", dtype=low):
+        q, k = torch.empty(1, 2, 5, 8), torch.empty(1, 2, 7, 8)
+        out = SDPA(q, k, torch.empty(1, 2, 7, 8, dtype=low))
+    assert out.shape == (1, 2, 5, 8) and out.dtype == low

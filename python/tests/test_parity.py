@@ -1,6 +1,7 @@
 """Random calls of scaled_dot_product_attention, whatever PyTorch accepts: with Fovea enabled they
 give what they gave before, forward and gradients. `--parity-calls 2000` runs many."""
 
+import contextlib
 import random
 
 import pytest
@@ -8,6 +9,7 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from reference import formula  # noqa: E402
+from torch.nn.attention import SDPBackend, sdpa_kernel  # noqa: E402
 
 import fovea.torch as ft  # noqa: E402
 
@@ -125,9 +127,12 @@ def error_of(actual, truth):
 def compare(seed, device="cpu"):
     """None, or what differs: our error may be twice PyTorch's, and a little."""
     operands, options, words = random_call(seed, device)
-    native = evaluate(operands, options)
-    with ft.enabled():
-        ours = evaluate(operands, options)
+    # On a GPU PyTorch's plain kernel: of the others, version 2.11's give None for an empty batch in
+    # 16 bits, and some call of this kind fails with a misaligned address, which ends all work there.
+    with contextlib.nullcontext() if device == "cpu" else sdpa_kernel(SDPBackend.MATH):
+        native = evaluate(operands, options)
+        with ft.enabled():
+            ours = evaluate(operands, options)
     if isinstance(native, type) or isinstance(ours, type):
         return None if native == ours else f"{words}: {native} became {ours}"
     for n, (a, b, truth) in enumerate(zip(ours, native, exact(operands, options), strict=True)):

@@ -72,12 +72,26 @@ void add_terms(const TensorView& view, Terms& terms) {
   terms.add({1, size});
 }
 
+/// Where the number-th view of a problem lies. Nothing is cleared: there is room for many.
 struct Placed {
-  TensorView view;
-  const char* name;
-  Role role;
   Extent extent;
+  std::size_t number;
+  bool written;
 };
+
+struct NamedView {
+  TensorView view;
+  const char* name = nullptr;
+};
+
+NamedView nth_view(const Problem& problem, std::size_t number) {
+  NamedView found;
+  std::size_t next = 0;
+  visit_problem(problem, [&](const TensorView& view, const char* name, Role) {
+    if (next++ == number) found = {view, name};
+  });
+  return found;
+}
 
 }  // namespace
 
@@ -183,24 +197,27 @@ bool writes_each_element_once(const TensorView& view) {
 
 Status check_memory(const std::string& where, const Problem& problem) {
   std::array<Placed, kMaxViews> placed;
-  std::size_t count = 0;
+  std::size_t count = 0, number = 0;
   Status status;
   visit_problem(problem, [&](const TensorView& view, const char* name, Role role) {
+    const std::size_t own = number++;
     if (!status.ok() || !view.present()) return;
     status = check_pointer(where, name, view);
-    if (status.ok() && view.elements() != 0) placed[count++] = {view, name, role, extent_of(view)};
+    if (status.ok() && view.elements() != 0)
+      placed[count++] = {extent_of(view), own, role == Role::output};
   });
   FOVEA_RETURN_IF_ERROR(status);
   for (std::size_t a = 0; a < count; ++a) {
-    if (placed[a].role != Role::output) continue;
+    if (!placed[a].written) continue;
     for (std::size_t b = 0; b < count; ++b) {
-      if (a == b || (placed[b].role == Role::output && b < a)) continue;
+      if (a == b || (placed[b].written && b < a)) continue;
       if (placed[a].extent.end <= placed[b].extent.begin ||
           placed[b].extent.end <= placed[a].extent.begin)
         continue;
-      if (overlap(placed[a].view, placed[b].view))
-        return invalid(
-            formatted("[{}] output {} overlaps {}", where, placed[a].name, placed[b].name));
+      const NamedView x = nth_view(problem, placed[a].number);
+      const NamedView y = nth_view(problem, placed[b].number);
+      if (overlap(x.view, y.view))
+        return invalid(formatted("[{}] output {} overlaps {}", where, x.name, y.name));
     }
   }
   return {};

@@ -15,7 +15,7 @@
 namespace fovea {
 namespace {
 
-constexpr std::int64_t kBatch = 1, kKeys = 75;
+constexpr std::int64_t kBatch = 1;
 
 /// Distance of `got` from `want`, relative where the reference has a norm.
 double distance(const TensorView& got, const TensorView& want, bool relative) {
@@ -245,9 +245,24 @@ Result<Problem> SmallCase::forward_problem(const Results& results) const {
   return validate(ForwardArgs{params_, results.out, results.lse});
 }
 
+Result<Problem> SmallCase::backward_problem(const Results& saved, const Results& results) const {
+  BackwardArgs args;
+  args.params = params_;
+  args.out = saved.out;
+  args.lse = saved.lse;
+  args.dout = dout_;
+  args.dlse = dlse_;
+  args.dq = results.dq;
+  args.dk = results.dk;
+  args.dv = results.dv;
+  return validate(args, like_.deterministic);
+}
+
 bool SmallCase::served_by(const Kernel& kernel) {
-  if (kernel.direction != Direction::forward) return true;
-  const Result<Problem> problem = forward_problem(make_results());
+  const Results results = make_results();
+  const Result<Problem> problem = kernel.direction == Direction::forward
+                                      ? forward_problem(results)
+                                      : backward_problem(results, results);
   return problem.ok() && kernel.supports(on_device(*problem, device_for(kernel, like_))).serves();
 }
 
@@ -258,16 +273,7 @@ Status SmallCase::run_forward(const Kernel& kernel, const Results& results) {
 }
 
 Status SmallCase::run_backward(const Kernel& kernel, const Results& saved, const Results& results) {
-  BackwardArgs args;
-  args.params = params_;
-  args.out = saved.out;
-  args.lse = saved.lse;
-  args.dout = dout_;
-  args.dlse = dlse_;
-  args.dq = results.dq;
-  args.dk = results.dk;
-  args.dv = results.dv;
-  Result<Problem> problem = validate(args, like_.deterministic);
+  Result<Problem> problem = backward_problem(saved, results);
   if (!problem.ok()) return problem.status();
   return execute(kernel, *problem);
 }

@@ -16,6 +16,8 @@ namespace fovea {
 /// Random data (fixed), odd lengths, the problem's dtypes, head dims and score features.
 class SmallCase {
  public:
+  static constexpr std::int64_t kKeys = 75;
+
   SmallCase(const Problem& like, std::int64_t queries);
 
   /// Whether the kernel serves it: some serve a few query rows only.
@@ -35,6 +37,7 @@ class SmallCase {
   TensorView random(DType dtype, std::initializer_list<std::int64_t> shape, double deviation);
   Results make_results();
   Result<Problem> forward_problem(const Results& results) const;
+  Result<Problem> backward_problem(const Results& saved, const Results& results) const;
   Status run_forward(const Kernel& kernel, const Results& results);
   Status run_backward(const Kernel& kernel, const Results& saved, const Results& results);
   Status execute(const Kernel& kernel, const Problem& problem);

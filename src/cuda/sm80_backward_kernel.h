@@ -53,7 +53,7 @@ class BackwardTask : BackwardTiles<S> {
   static constexpr int kBytes = S::kStateAt + static_cast<int>(sizeof(BackwardState));
 
   FOVEA_DEVICE void run(std::int64_t task) {
-    if (thread_index() == 0) place(task);
+    if (warp() == 0) place(task);
     barrier();
     if (t().live) walk();
     barrier();  // the next task's state and copies
@@ -77,22 +77,25 @@ class BackwardTask : BackwardTiles<S> {
     finish();
   }
 
-  // Which keys and columns a task is of.
+  // Which keys and columns a task is of; all lanes of one warp find out.
   FOVEA_DEVICE void place(std::int64_t task) const {
     const auto& shape = args_.shape;
-    BackwardState& to = state_[0];
-    to.column_tile = task % args_.column_tiles;
-    to.first_column = static_cast<int>(to.column_tile) * S::kColumns;
-    to.columns = columns_of(args_.shape.head_dim, to.first_column);
-    to.value_columns = columns_of(args_.shape.v_head_dim, to.first_column);
+    const std::int64_t column_tile = task % args_.column_tiles;
     task /= args_.column_tiles;
     // All heads' first tiles come first: deterministic sums wait for smaller numbers alone.
     const std::int64_t pairs = shape.batch * shape.kv_heads;
+    this->enter_keys(task % pairs / shape.kv_heads, task % shape.kv_heads, task / pairs * S::kKeys);
+    if (lane() != 0) return;
+
+    BackwardState& to = state_[0];
+    to.column_tile = column_tile;
+    to.first_column = static_cast<int>(column_tile) * S::kColumns;
+    to.columns = columns_of(shape.head_dim, to.first_column);
+    to.value_columns = columns_of(shape.v_head_dim, to.first_column);
     to.key_tile = task / pairs;
     const std::int64_t group = shape.q_heads / shape.kv_heads;
     to.head = task % pairs % shape.kv_heads * group - 1;
     to.last_head = to.head + group;
-    this->enter_keys(task % pairs / shape.kv_heads, task % shape.kv_heads, task / pairs * S::kKeys);
   }
   FOVEA_DEVICE static int columns_of(std::int64_t width, int first) {
     return static_cast<int>(plain::lesser(S::kColumns, width - first));

@@ -12,6 +12,7 @@
 #include "cuda/sm80_backward.h"
 #include "cuda/sm80_scores.h"
 #include "cuda/sm80_tiles.h"
+#include "cuda/warp_sequence.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
 
@@ -126,11 +127,13 @@ class BackwardTiles {
   FOVEA_DEVICE static int first_row() { return warp() % S::kAcross * 8 * kN; }
   FOVEA_DEVICE static int row_of_lane() { return first_row() + lane() % 4 * 2; }
 
-  // What one thread finds out for all.
+  // What one warp, and one thread, find out for all.
   FOVEA_DEVICE void enter_keys(std::int64_t batch, std::int64_t kv_head, std::int64_t key) const {
+    const plain::Sequence sequence = sequence_by_warp(args_.shape, args_.lengths, batch);
+    if (lane() != 0) return;
     BackwardState& to = state_[0];
     to.batch = batch;
-    to.sequence = plain::sequence_of(args_, batch);
+    to.sequence = sequence;
     to.band = plain::band_of(args_.band, to.sequence);
     to.kv_head = kv_head;
     to.key = key;

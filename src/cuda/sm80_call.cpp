@@ -50,7 +50,7 @@ void name_weights(const MutableOperand& gradient, WeightGradient (&to)[plain::kM
 
 void Staging::add(plain::Source& source, const RowSpace& space, Workspace& workspace) {
   if (!needs_stage(source, space.packed)) return;
-  StageArgs& args = args_[count_++];
+  StageArgs& args = args_[count_++].emplace();
   args.from = source;
   args.space = space;
   args.padded = padded_width(source.width);
@@ -69,7 +69,7 @@ void Staging::add(plain::Source& source, const RowSpace& space, Workspace& works
 
 Status Staging::run(int device, void* stream) const {
   for (int n = 0; n < count_; ++n)
-    if (Status status = stage(device, args_[n], stream); !status.ok()) return status;
+    if (Status status = stage(device, *args_[n], stream); !status.ok()) return status;
   return {};
 }
 

@@ -2,6 +2,8 @@
 // mode, which operands are staged, what the mask holds.
 #pragma once
 
+#include <optional>
+
 #include "contract/kernel.h"
 #include "contract/plain_problem.h"
 #include "cuda/finish.h"
@@ -41,7 +43,7 @@ class Staging {
 
  private:
   static constexpr int kMost = 5;
-  StageArgs args_[kMost];
+  std::optional<StageArgs> args_[kMost];  ///< not made where not needed: they are large
   int count_ = 0;
 };
 

@@ -39,9 +39,9 @@ class MaskGradientTask : BackwardTiles<S> {
     for (std::int64_t b = batches.begin; b < batches.end; ++b)
       for (std::int64_t h = heads.begin; h < heads.end; ++h)
         for (std::int64_t j = keys.begin; j < keys.end; ++j) {
-          if (thread_index() == 0) {
+          if (warp() == 0) {
             this->enter_keys(b, h / group, j * S::kKeys);
-            this->enter_head(h);
+            if (lane() == 0) this->enter_head(h);
           }
           barrier();
           if (!t().queries.empty()) {

@@ -3,6 +3,7 @@
 #include "cuda/sm80_forward.h"
 
 #include <algorithm>
+#include <optional>
 
 #include "cuda/merge.h"
 #include "cuda/sm80_call.h"
@@ -43,7 +44,7 @@ struct ForwardCall {
   ForwardVariant variant;
   Staging staging;
   MaskLook mask;
-  MergeSplitsArgs merge;
+  std::optional<MergeSplitsArgs> merge;
   std::size_t workspace_bytes = 0;
 };
 
@@ -89,16 +90,16 @@ ForwardCall make_call(const Problem& p, bool few, std::byte* memory) {
     args.partial_sums = workspace.take<float>(rows * args.partial_width);
     args.partial_maxima = workspace.take<float>(rows);
     args.partial_weights = workspace.take<float>(rows);
-    call.merge = {queries,
-                  args.partial_sums,
-                  args.partial_maxima,
-                  args.partial_weights,
-                  static_cast<int>(args.splits),
-                  args.partial_width,
-                  args.out,
-                  args.lse,
-                  args.scores.sinks,
-                  args.scores.dropout.keep_scale};
+    call.merge = MergeSplitsArgs{queries,
+                                 args.partial_sums,
+                                 args.partial_maxima,
+                                 args.partial_weights,
+                                 static_cast<int>(args.splits),
+                                 args.partial_width,
+                                 args.out,
+                                 args.lse,
+                                 args.scores.sinks,
+                                 args.scores.dropout.keep_scale};
   }
   call.workspace_bytes = workspace.bytes();
   return call;
@@ -124,7 +125,7 @@ Status run(const Problem& p, const Launch& on) {
   const LaunchShape shape{std::min<std::int64_t>(call.args.tasks, INT32_MAX),
                           call.variant.tile.shared_bytes};
   if (Status s = launch(device, call.variant.entry, shape, call.args, on.stream); !s.ok()) return s;
-  return call.args.splits > 1 ? merge_splits(device, call.merge, on.stream) : Status{};
+  return call.merge ? merge_splits(device, *call.merge, on.stream) : Status{};
 }
 
 template <bool kFew>

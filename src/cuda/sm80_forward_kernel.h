@@ -32,6 +32,7 @@
 #include "cuda/sm80_forward.h"
 #include "cuda/sm80_scores.h"
 #include "cuda/sm80_tiles.h"
+#include "cuda/warp_sequence.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
 
@@ -91,7 +92,10 @@ class ForwardTask {
         state_(shared_array<ForwardState>(S::kStateAt, 1)) {}
 
   FOVEA_DEVICE void run(std::int64_t task) {
-    if (thread_index() == 0) place(task, state_[0]);
+    // Warps with the last rows of a tile have the most to do under a band, and a multiprocessor's
+    // schedulers have fixed warps: so these are not always the same.
+    turn_ = static_cast<int>(static_cast<std::uint32_t>(task) * 0x9E3779B9u >> 24);
+    if (warp() == 0) place(task);
     barrier();
     if (t().live) walk();
     barrier();  // the next task's state and copies
@@ -131,7 +135,9 @@ class ForwardTask {
   template <bool kPlain>
   FOVEA_DEVICE int take_tile(int tile) {
     float scores[kM][kN][4] = {};
+    const bool idle = !kPlain && sees_nothing(tile);
     const auto multiply = [&] {
+      if (idle) return;
       if constexpr (S::kKeepQueries)
         fragments_by_rows(scores, query_fragments_, keys_);
       else
@@ -160,9 +166,10 @@ class ForwardTask {
       multiply();
       next = next_tile(next);
       swap([&] { load_keys(next); });
-      const bool partial = prepare_scores(scores, tile);
-      settle(scores);
+      const bool partial = idle || prepare_scores(scores, tile);
+      if (!idle) settle(scores);
       if (partial) add_non_finite(scores, first_key(tile));
+      if (idle) return next;
     }
     float weights[2 * kM];
     registers_by_columns<Mode>(sums_, scores, values_,
@@ -177,21 +184,26 @@ class ForwardTask {
                                                         t().sequence.kv_len, args_.shape.head_dim);
   }
 
-  // Which rows, keys and values a task is of.
-  FOVEA_DEVICE void place(std::int64_t task, ForwardState& to) const {
+  // Which rows, keys and values a task is of; all lanes of one warp find out.
+  FOVEA_DEVICE void place(std::int64_t task) const {
     const auto& shape = args_.shape;
     const std::int64_t heads = S::kPacked ? shape.kv_heads : shape.q_heads;
     const std::int64_t value_tile = task % args_.value_tiles;
     task /= args_.value_tiles;
-    to.split = task % args_.splits;
+    const std::int64_t split = task % args_.splits;
     task /= args_.splits;
     std::int64_t tile = task % args_.row_tiles;
     if (args_.last_rows_first) tile = args_.row_tiles - 1 - tile;
     task /= args_.row_tiles;
+    const plain::Sequence sequence = sequence_by_warp(shape, args_.lengths, task / heads);
+    if (lane() != 0) return;
+
+    ForwardState& to = state_[0];
+    to.split = split;
     to.batch = task / heads;
     const std::int64_t group = shape.q_heads / shape.kv_heads;
     to.head = task % heads * (S::kPacked ? group : 1);
-    to.sequence = plain::sequence_of(args_, to.batch);
+    to.sequence = sequence;
     to.tile_row = tile * S::kRows;
     to.rows = to.sequence.q_len * pack();
     to.live = to.tile_row < to.rows;
@@ -236,7 +248,7 @@ class ForwardTask {
   }
   FOVEA_DEVICE std::int64_t pack() const { return S::kPacked ? args_.pack : 1; }
   /// Of the warp, in the tile.
-  FOVEA_DEVICE int first_row() const { return warp() * 16 * kM; }
+  FOVEA_DEVICE int first_row() const { return (warp() + turn_) % S::kWarps * 16 * kM; }
   /// Of the lane's rows, r = 0 .. 2 kM - 1, in the tile.
   FOVEA_DEVICE int row_of(int r) const { return first_row() + r / 2 * 16 + r % 2 * 8 + lane() / 4; }
   FOVEA_DEVICE std::int64_t query_of(int r) const { return (t().tile_row + row_of(r)) / pack(); }
@@ -293,6 +305,16 @@ class ForwardTask {
     if constexpr (S::kMasked)
       while (tile < t().tiles.end && mask_class(tile) == kTileHidden) ++tile;
     return tile;
+  }
+
+  /// Whether the band hides the tile from all rows of the warp: at the diagonal, half of them.
+  FOVEA_DEVICE bool sees_nothing(int tile) const {
+    if (S::kPacked || (t().tiles.inner_begin <= tile && tile < t().tiles.inner_end)) return false;
+    const std::int64_t row = t().tile_row + first_row();
+    const std::int64_t end = plain::lesser(row + 16 * kM, t().rows);
+    return end <= row ||
+           plain::meet(t().band.keys_of_some({row, end}), {first_key(tile), first_key(tile + 1)})
+               .empty();
   }
 
   // Products to scores. True if some are hidden.
@@ -567,6 +589,7 @@ class ForwardTask {
   const typename S::Values values_;
   const Shared<ForwardState> state_;
 
+  int turn_ = 0;
   std::uint32_t query_fragments_[S::kKeepQueries ? S::kDepth / 16 : 1][kM][4];
   float sums_[kM][kO][4];
   float maxima_[2 * kM], weights_[2 * kM];

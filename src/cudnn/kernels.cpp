@@ -1,11 +1,12 @@
 // cudnn.forward and cudnn.backward: NVIDIA's cuDNN as a candidate among the CUDA kernels.
 //
 // The maths, tiles and budgets are cuDNN's. Domain: f16 and bf16 in their own dtype, dense tensors
-// whose rows are whole multiples of 16 bytes apart, head dims that are multiples of 8 (to 128;
-// forward on sm_90 to 256), grouped heads, bands with both anchors, lse in and out. Calls of fewer
-// than 16 queries are left to the decoding kernels: each new length of a cache would build a graph.
+// whose rows are whole multiples of 16 bytes apart, head dims that are multiples of 8 (to 128; on
+// sm_90 to 256, backward since cuDNN 9.13), grouped heads, bands with both anchors, lse in and out.
+// Calls of fewer than 16 queries are left to the decoding kernels: each new length of a cache would
+// build a graph.
 //
-// Speed: not measured yet.
+// Speed: docs/performance/cuda.md.
 #include <algorithm>
 #include <cmath>
 
@@ -18,7 +19,8 @@
 namespace fovea::cudnn {
 namespace {
 
-constexpr std::int64_t kMostHeadDim = 128, kMaxHopperForwardHeadDim = 256;
+constexpr std::int64_t kMostHeadDim = 128, kMostHopperHeadDim = 256;
+constexpr int kWideBackwardSince = 91300;
 constexpr std::int64_t kFewestQueries = 16;
 constexpr std::uintptr_t kAlignment = 16;
 /// Elements that a tensor may reach over, within 32 bits.
@@ -194,8 +196,9 @@ Refusal supports(const Problem& p) {
   if (p.batch == 0 || p.kv_len == 0) return refuse("nothing to compute");
   if (p.q_len < kFewestQueries) return refuse("fewer than 16 queries");
   const Capability capability = capability_of(p.device.index);
-  const bool wide = p.direction == Direction::forward && capability.major == 9;
-  const std::int64_t most = wide ? kMaxHopperForwardHeadDim : kMostHeadDim;
+  const bool wide = capability.major == 9 &&
+                    (p.direction == Direction::forward || library().version >= kWideBackwardSince);
+  const std::int64_t most = wide ? kMostHopperHeadDim : kMostHeadDim;
   if (p.head_dim > most) return Refusal::because(RefusalCode::head_dim, p.head_dim, most);
   if (p.v_head_dim > most) return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, most);
   if (p.head_dim % 8 != 0 || p.v_head_dim % 8 != 0)

@@ -22,7 +22,7 @@ from ._autograd import ONE_EACH, AttentionFunction
 from ._call import NAMES, Call, call_of, run_forward_of_one
 from ._counts import counts
 from ._eligible import why_delegated
-from ._tensors import dispatch_modes, is_transformed, is_watched
+from ._tensors import dispatch_modes, is_stand_in, is_transformed, is_watched
 
 SDPA = torch.ops.aten.scaled_dot_product_attention.default
 _CAUSAL = Band.causal("top_left")
@@ -102,7 +102,7 @@ class Router:
             scale,
             enable_gqa,
             cast,
-            torch.compiler.is_compiling(),
+            torch.compiler.is_compiling() or is_stand_in(query),
         )
 
     def traced(
