@@ -60,6 +60,8 @@ constexpr TableRow kRows[] = {
     {"b1_hq2_hkv1_q4_k1500_d64_f32_window-tl-10-70", "decode_window_at_the_start"},
     {"b2_hq4_hkv2_q4_k300_d64_f32_causal_br_nan_v", "decode_nan_v"},
     {"b2_hq4_hkv2_q4_k300_d64_bf16_causal_nan_v", "decode_nan_v"},
+    {"b3_hq2_hkv1_q5_k37_d72_f32_causal_mask-f32-b11k-lowest_sinks_nan_v",
+     "decode_nan_v_without_weight"},
     {"b2_hq4_hkv2_q4_k300_d64_f32_causal_inf_k", "decode_inf_k"},
 
     // What happens to scores.

@@ -94,6 +94,8 @@ constexpr TableRow kRows[] = {
     // Non-finite values reach those that see them, and nobody else.
     {"b1_hq2_hkv2_q50_k70_d32_f32_causal_nan_v", "nan_v"},
     {"b1_hq2_hkv2_q50_k70_d32_f32_window-br-9-4_nan_v", "nan_v"},
+    {"b3_hq2_hkv1_q45_k37_d72_bf16_causal_mask-f32-b11k-lowest_sinks_nan_v",
+     "nan_v_without_weight"},
     {"b1_hq2_hkv2_q50_k70_d32_f32_causal_inf_k", "inf_k"},
     {"b1_hq2_hkv2_q50_k70_d32_f32_causal_inf_dout", "inf_dout"},
 

@@ -92,11 +92,8 @@ inline void finish_row(const ResultArgs& args, const Place& place, std::int64_t 
                        float* o) {
   const float share = total.share * args.scores.dropout.keep_scale;
   const std::int64_t width = args.shape.v_head_dim;
-  if (total.share == 0) {
-    for (std::int64_t d = 0; d < width; d += kLanes) store(o + d, zero());
-  } else {
-    for (std::int64_t d = 0; d < width; d += kLanes) store(o + d, load(o + d) * splat(share));
-  }
+  // A share of 0, too: 0 times what is not finite must show, and O of rows without keys is 0.
+  for (std::int64_t d = 0; d < width; d += kLanes) store(o + d, load(o + d) * splat(share));
   write_row(args.out, place, row, o);
   const Output& lse = args.lse;
   if (lse.data != nullptr)

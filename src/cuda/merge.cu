@@ -204,7 +204,7 @@ FOVEA_DEVICE void store_out(const MergeSplitsArgs& args, const RowLanes& lanes,
   for (int p = 0; p < kPieces; ++p) {
     const int column = lanes.column(p);
     FOVEA_UNROLL
-    for (int n = 0; n < kPiece; ++n) o.at[p][n] = total.share == 0 ? 0 : o.at[p][n] * share;
+    for (int n = 0; n < kPiece; ++n) o.at[p][n] *= share;
     if (column < width)
       store_piece(run.data, run.element, run.column, column, width - column, o.at[p]);
   }

@@ -578,8 +578,8 @@ class ForwardTask {
     const int column = lane() % 4 * 2;
     store_row_pairs<Mode, kO>(to, t().first_value + column, t().value_columns - column,
                               [&](int n, int x) {
-                                const float sum = sums_[r / 2][n][r % 2 * 2 + x];
-                                return total.share == 0 ? 0 : sum * share;
+                                // A share of 0 too: 0 times what is not finite must show.
+                                return sums_[r / 2][n][r % 2 * 2 + x] * share;
                               });
   }
 
