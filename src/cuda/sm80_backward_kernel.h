@@ -61,18 +61,19 @@ class BackwardTask : BackwardTiles<S> {
 
  private:
   FOVEA_DEVICE void walk() {
+    if (thread_index() == 0) this->enter_head(t().head);
     this->load_keys_and_values();
     clear(dk_);
     clear(dv_);
-    while (t().head < t().last_head) {
-      barrier();  // everybody has seen the number of the head
-      if (thread_index() == 0) this->enter_head(t().head + 1);
-      barrier();
+    while (true) {
+      barrier();  // the head's state is there
       this->for_tiles(
           t().queries.begin, [&] { return t().queries.end; },
           [&](int tile) { return next_tile(tile); },
           [&](std::int64_t i, auto plain) { query_tile<plain>(i); });
-      barrier();  // the next head's state
+      if (t().head == t().last_head) break;
+      barrier();  // nobody reads it any more
+      if (thread_index() == 0) this->enter_head(t().head + 1);
     }
     finish();
   }
@@ -94,8 +95,8 @@ class BackwardTask : BackwardTiles<S> {
     to.value_columns = columns_of(shape.v_head_dim, to.first_column);
     to.key_tile = task / pairs;
     const std::int64_t group = shape.q_heads / shape.kv_heads;
-    to.head = task % pairs % shape.kv_heads * group - 1;
-    to.last_head = to.head + group;
+    to.head = task % pairs % shape.kv_heads * group;
+    to.last_head = to.head + group - 1;
   }
   FOVEA_DEVICE static int columns_of(std::int64_t width, int first) {
     return static_cast<int>(plain::lesser(S::kColumns, width - first));
