@@ -169,7 +169,12 @@ class BackwardTask : BackwardTiles<S> {
   FOVEA_DEVICE void store_scores(const typename S::Scores& to, int m, int n, int r, float x0,
                                  float x1) const {
     const int at = S::Scores::at(key_of(2 * m + r), this->row_of_lane() + 8 * n);
-    if constexpr (kIsWide<Mode>) {
+    if constexpr (S::kInParts) {
+      const Parts parts = parts_of(x0, x1);
+      FOVEA_UNROLL
+      for (int p = 0; p < 3; ++p)
+        to.data.template as<std::uint32_t>()[(at + p * S::Scores::kPart) / 2] = parts.word[p];
+    } else if constexpr (kIsWide<Mode>) {
       to.data[at] = x0;
       to.data[at + 1] = x1;
     } else {
@@ -267,15 +272,15 @@ class BackwardTask : BackwardTiles<S> {
           FOVEA_UNROLL
           for (int x = 0; x < 4; ++x) {
             const int row = row0 + 16 * m + x / 2 * 8, column = first + 8 * n + x % 2;
-            const Element g = gradients_.data[S::Scores::at(key, row)];
-            if (!is_mark(g))
-              dq[m][n][x] += to_f32(g) * to_f32(keys_.data[S::Keys::at(key, column)]);
+            if (!is_mark(gradients_.data[S::Scores::at(key, row)]))
+              dq[m][n][x] += value_at(gradients_, key, row) * value_at(keys_, key, column);
           }
         }
       }
     }
     add_dq<false>(dq, i);
   }
+  using Score = typename S::Scores::Element;  ///< a whole one, or its largest part
   /// The lane's hidden elements become -0, and no others are.
   FOVEA_DEVICE void mark_hidden(const typename S::Scores& tile, const Marks& marks) const {
     const int first = fresh(S::Scores::at(key_of(0), this->row_of_lane()));
@@ -285,14 +290,14 @@ class BackwardTask : BackwardTiles<S> {
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL
         for (int x = 0; x < 4; ++x) {
-          Element& element = tile.data[first + S::Scores::at(16 * m + x / 2 * 8, 8 * n + x % 2)];
-          if (is_mark(element)) element = from_f32<Element>(0.0f);
-          if (Marks::has(marks.hidden, m, n, x)) element = from_f32<Element>(-0.0f);
+          Score& element = tile.data[first + S::Scores::at(16 * m + x / 2 * 8, 8 * n + x % 2)];
+          if (is_mark(element)) element = from_f32<Score>(0.0f);
+          if (Marks::has(marks.hidden, m, n, x)) element = from_f32<Score>(-0.0f);
         }
       }
     }
   }
-  FOVEA_DEVICE static bool is_mark(Element x) {
+  FOVEA_DEVICE static bool is_mark(Score x) {
     const float value = to_f32(x);
     return value == 0 && float_to_bits(value) != 0;
   }
@@ -310,10 +315,10 @@ class BackwardTask : BackwardTiles<S> {
           for (int x = 0; x < 4; ++x) {
             const int column = first + 8 * n + x % 2;
             if (column >= columns) continue;
-            const Element weight = marked.data[S::Scores::at(key0 + 16 * m + x / 2 * 8, row)];
-            if (!is_mark(weight))
+            const int key = key0 + 16 * m + x / 2 * 8;
+            if (!is_mark(marked.data[S::Scores::at(key, row)]))
               sums[m][n][x] +=
-                  to_f32(weight) * to_f32(tile.data[S::Rows::at(row, first_column() + column)]);
+                  value_at(marked, key, row) * value_at(tile, row, first_column() + column);
           }
         }
       }

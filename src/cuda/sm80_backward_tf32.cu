@@ -4,7 +4,7 @@
 namespace fovea::cuda::FOVEA_WORLD {
 
 BackwardVariant backward_tf32(std::int64_t head_dim, bool, std::size_t shared_bytes) {
-  return wide_backward<InTf32, true>(head_dim, shared_bytes);
+  return wide_backward<InTf32>(head_dim, shared_bytes);
 }
 
 BackwardVariant mask_gradient_tf32(std::int64_t head_dim, std::size_t shared_bytes) {

@@ -26,16 +26,16 @@ struct WarpGrid {
 
 /// kStages: tiles of queries in shared memory; with two, one is on its way while the other is in
 /// use. kMasked: masks, softcap, ALiBi and dropout are compiled in. kForMask: dS is the mask's
-/// gradient.
+/// gradient. kInParts: operands are in parts, and the next tile of queries is on its way as it is.
 template <class Mode_, int kDepth_, int kKeys_, int kRows_, class Warps_, int kStages_,
-          bool kMasked_, bool kForMask_ = false>
+          bool kMasked_, bool kForMask_ = false, bool kInParts_ = false>
 struct BackwardShape {
   using Mode = Mode_;
   using Element = typename Mode::Element;
   using Warps = Warps_;
   static constexpr int kDepth = kDepth_, kKeys = kKeys_, kRows = kRows_;
   static constexpr int kStages = kStages_;
-  static constexpr bool kMasked = kMasked_, kForMask = kForMask_;
+  static constexpr bool kMasked = kMasked_, kForMask = kForMask_, kInParts = kInParts_;
   static constexpr int kWarps = Warps::kWarps, kThreads = 32 * kWarps;
   static constexpr int kColumns = kDepth < kMaxGradientColumns ? kDepth : kMaxGradientColumns;
   // A warp's parts: P and dS [16 kM keys, 8 kN queries], dK and dV [16 kM keys, 8 kC columns], dQ
@@ -47,16 +47,23 @@ struct BackwardShape {
   static constexpr int kQC = kColumns / (8 * (kWarps / Warps::kRowGroups));
   static_assert(kM > 0 && kN > 1 && kC > 1 && kQ > 0 && kQC > 1);
 
-  using Keys = Tile<Element, kKeys, kDepth>;
-  using Rows = Tile<Element, kRows, kDepth>;
-  using Scores = Tile<Element, kKeys, kRows>;
+  using Keys = OperandTile<Mode, kKeys, kDepth, kInParts>;
+  using Rows = OperandTile<Mode, kRows, kDepth, kInParts>;
+  using Scores = OperandTile<Mode, kKeys, kRows, kInParts>;
   static constexpr int kValuesAt = Keys::kBytes, kQueriesAt = kValuesAt + Keys::kBytes;
   // A stage: Q, dO, lse, delta.
   static constexpr int kDoutsAt = Rows::kBytes, kSavedAt = 2 * Rows::kBytes;
   static constexpr int kStageBytes = kSavedAt + 2 * kRows * static_cast<int>(sizeof(float));
   static constexpr int kWeightsAt = kQueriesAt + kStages * kStageBytes;
   static constexpr int kGradientsAt = kWeightsAt + (kForMask ? 0 : Scores::kBytes);
-  static constexpr int kStateAt = kGradientsAt + (kForMask ? 0 : Scores::kBytes);
+  static constexpr int kStagedAt = kGradientsAt + (kForMask ? 0 : Scores::kBytes);
+  // In parts: where the next Q and dO arrive. K and V did where the first ones go later.
+  using StagedKeys = Staged<kKeys, kDepth>;
+  using StagedRows = Staged<kRows, kDepth>;
+  static constexpr int kStateAt = kStagedAt + (kInParts ? 2 * StagedRows::kBytes : 0);
+  static_assert(!kInParts || (kStages == 1 && kQueriesAt + StagedKeys::kBytes <= kStagedAt));
+  /// The next tile of queries is on its way while one is in use.
+  static constexpr bool kAhead = kInParts || kStages > 1;
 };
 
 /// Which tile of keys, of which head: the same for all threads; in shared memory, since registers
@@ -178,11 +185,23 @@ class BackwardTiles {
 
   /// They are there when the first tile of queries is.
   FOVEA_DEVICE void load_keys_and_values() {
-    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, t().key, t().sequence.kv_len,
-                                                      args_.shape.head_dim);
-    copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(values_, t().v, t().key, t().sequence.kv_len,
-                                                      args_.shape.v_head_dim);
-    copy_commit();
+    const auto load = [&](const typename S::Keys& tile, const HeadRows& from, std::int64_t width) {
+      const auto copy_to = [&](const auto& to) {
+        copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(to, from, t().key, t().sequence.kv_len,
+                                                          width);
+        copy_commit();
+      };
+      if constexpr (S::kInParts) {
+        const typename S::StagedKeys staged(S::kQueriesAt);
+        copy_to(staged);
+        copy_wait<0>();
+        take_apart<S::kThreads>(staged, tile);
+      } else {
+        copy_to(tile);
+      }
+    };
+    load(keys_, t().k, args_.shape.head_dim);
+    load(values_, t().v, args_.shape.v_head_dim);
   }
 
   FOVEA_DEVICE int mask_class(std::int64_t i) const {
@@ -197,14 +216,23 @@ class BackwardTiles {
     return !plain::covers(t().whole, {i, i + S::kRows}) || mask_class(i) != kTileVisible;
   }
 
-  using RowsCopy = WholeTile<S::kRows, S::kDepth, S::kThreads, typename S::Rows>;
+  /// Where copies of Q and dO arrive.
+  using RowsTo = std::conditional_t<S::kInParts, typename S::StagedRows, typename S::Rows>;
+  FOVEA_DEVICE static RowsTo queries_to(int stage) {
+    return RowsTo(S::kInParts ? S::kStagedAt : stage_at(stage));
+  }
+  FOVEA_DEVICE static RowsTo douts_to(int stage) {
+    return RowsTo(S::kInParts ? S::kStagedAt + S::StagedRows::kBytes
+                              : stage_at(stage) + S::kDoutsAt);
+  }
+  using RowsCopy = WholeTile<S::kRows, S::kDepth, S::kThreads, RowsTo>;
   static constexpr bool kHasPlainTiles = !S::kMasked && !S::kForMask && RowsCopy::kCan;
 
   // Load Q, dO, lse, delta.
   template <bool kWhole>
   FOVEA_DEVICE void load_queries(int tile, int stage) {
     const std::int64_t i = row_of_tile(tile), end = t().sequence.q_len;
-    const typename S::Rows queries(stage_at(stage)), douts(stage_at(stage) + S::kDoutsAt);
+    const RowsTo queries = queries_to(stage), douts = douts_to(stage);
     if constexpr (kWhole) {
       RowsCopy(t().q, tile).copy_to(queries);
       RowsCopy(t().dout, tile).copy_to(douts);
@@ -241,9 +269,9 @@ class BackwardTiles {
     const auto there = [&](int tile) { return row_of_tile(tile) < end(); };
     int tile = next(static_cast<int>(begin / S::kRows));
     stage_ = 0;
-    if (S::kStages > 1 && there(tile)) {
+    if (S::kAhead && there(tile)) {
       load_queries<false>(tile, 0);
-      store_saved(0);
+      if constexpr (!S::kInParts) store_saved(0);
     }
     while (there(tile)) {
       if constexpr (kHasPlainTiles) {
@@ -260,6 +288,17 @@ class BackwardTiles {
   }
   template <class Plain, class Use>
   FOVEA_DEVICE void take_tile(int tile, int then, bool more, Plain plain, Use&& use) {
+    if constexpr (S::kInParts) {
+      copy_wait<0>();
+      barrier();  // the last tile's products are done
+      take_apart<S::kThreads>(queries_to(0), queries());
+      take_apart<S::kThreads>(douts_to(0), douts());
+      store_saved(0);
+      if (more) load_queries<plain>(then, 0);
+      barrier();  // the tile is there
+      use(row_of_tile(tile), plain);
+      return;
+    }
     if constexpr (S::kStages == 1) {
       barrier();  // the last tile's products are done
       load_queries<plain>(tile, 0);

@@ -58,18 +58,19 @@ BackwardVariant narrow_backward(std::int64_t head_dim, std::size_t shared_bytes)
                          BackwardShape<Mode, 512, 16, 16, OneWarp, 1, true>>(shared_bytes);
 }
 
-/// f32 and tf32. The last needs 133 KB: a device with less has no variant.
-template <class Mode, bool kMasked>
+/// tf32, and f32 where its parts have no room or, few warps, no use. The last needs 133 KB: a
+/// device with less has no variant.
+template <class Mode>
 BackwardVariant wide_backward(std::int64_t head_dim, std::size_t shared_bytes) {
   using OneWarp = WarpGrid<1, 1, 1>;
   using TwoWarps = WarpGrid<2, 1, 1>;
   using FourWarps = WarpGrid<4, 2, 2>;
   if (head_dim <= 64)
-    return first_that_fits<BackwardShape<Mode, 64, 64, 64, FourWarps, 1, kMasked>,
-                           BackwardShape<Mode, 64, 64, 32, FourWarps, 1, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 64, 64, 64, FourWarps, 1, true>,
+                           BackwardShape<Mode, 64, 64, 32, FourWarps, 1, true>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<BackwardShape<Mode, 128, 64, 32, WarpGrid<8, 4, 2>, 1, kMasked>,
-                           BackwardShape<Mode, 128, 32, 32, TwoWarps, 1, kMasked>>(shared_bytes);
+    return first_that_fits<BackwardShape<Mode, 128, 64, 32, WarpGrid<8, 4, 2>, 1, true>,
+                           BackwardShape<Mode, 128, 32, 32, TwoWarps, 1, true>>(shared_bytes);
   if (head_dim <= 256)
     return first_that_fits<BackwardShape<Mode, 256, 32, 32, TwoWarps, 1, true>,
                            BackwardShape<Mode, 256, 16, 16, OneWarp, 1, true>>(shared_bytes);

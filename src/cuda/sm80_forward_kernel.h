@@ -39,7 +39,7 @@ namespace fovea::cuda::FOVEA_WORLD {
 /// kMasked: masks, softcap, ALiBi, dropout and a scale of 0 or less are compiled in. kBlocks: how
 /// many a multiprocessor should hold.
 template <class Mode_, int kDepth_, int kRows_, int kKeys_, int kWarps_, bool kMasked_,
-          bool kPacked_, int kBlocks_ = 1>
+          bool kPacked_, int kBlocks_ = 1, bool kInParts_ = false>
 struct ForwardShape {
   using Mode = Mode_;
   static constexpr int kDepth = kDepth_, kRows = kRows_, kKeys = kKeys_, kWarps = kWarps_;
@@ -48,12 +48,26 @@ struct ForwardShape {
   static constexpr int kValues = kDepth < kMaxValueColumns ? kDepth : kMaxValueColumns;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr int kM = kRows / (16 * kWarps), kN = kKeys / 8, kO = kValues / 8;
+  static constexpr bool kInParts = kInParts_;
   /// Fragments of Q stay in registers, where there are some left.
-  static constexpr bool kKeepQueries = !kIsWide<Mode> && kM * kDepth <= 128;
-  using Queries = Tile<typename Mode::Element, kRows, kDepth>;
-  using Keys = Tile<typename Mode::Element, kKeys, kDepth>;
-  using Values = Tile<typename Mode::Element, kKeys, kValues>;
-  static constexpr int kStateAt = Queries::kBytes + Keys::kBytes + Values::kBytes;
+  static constexpr bool kKeepQueries =
+      kInParts ? !kMasked && kM * kDepth <= 128 : !kIsWide<Mode> && kM * kDepth <= 128;
+  using Queries = OperandTile<Mode, kRows, kDepth, kInParts && !kKeepQueries>;
+  using Keys = OperandTile<Mode, kKeys, kDepth, kInParts>;
+  using Values = OperandTile<Mode, kKeys, kValues, kInParts>;
+  // Of what is in parts, Q arrives where K and V will be, and they where neither is. Fragments that
+  // are kept are made of Q as it is.
+  using StagedQueries = Staged<kRows, kDepth>;
+  using StagedKeys = Staged<kKeys, kDepth>;
+  using StagedValues = Staged<kKeys, kValues>;
+  static constexpr int kKeysAt = kInParts && kKeepQueries ? 0 : Queries::kBytes;
+  static constexpr int kValuesAt = kKeysAt + Keys::kBytes;
+  static constexpr int kStagedAt = kValuesAt + Values::kBytes;
+  static constexpr int kTilesEnd = kStagedAt + (kInParts ? StagedKeys::kBytes : 0);
+  static constexpr int kQueriesEnd = !kInParts      ? 0
+                                     : kKeepQueries ? Queries::kBytes
+                                                    : kKeysAt + StagedQueries::kBytes;
+  static constexpr int kStateAt = kTilesEnd > kQueriesEnd ? kTilesEnd : kQueriesEnd;
 };
 
 /// Tiles of keys by number.
@@ -87,14 +101,11 @@ class ForwardTask {
   FOVEA_DEVICE explicit ForwardTask(const ForwardArgs& args)
       : args_(args),
         queries_(0),
-        keys_(S::Queries::kBytes),
-        values_(S::Queries::kBytes + S::Keys::kBytes),
+        keys_(S::kKeysAt),
+        values_(S::kValuesAt),
         state_(shared_array<ForwardState>(S::kStateAt, 1)) {}
 
   FOVEA_DEVICE void run(std::int64_t task) {
-    // Warps with the last rows of a tile have the most to do under a band, and a multiprocessor's
-    // schedulers have fixed warps: so these are not always the same.
-    turn_ = static_cast<int>(static_cast<std::uint32_t>(task) * 0x9E3779B9u >> 24);
     if (warp() == 0) place(task);
     barrier();
     if (t().live) walk();
@@ -107,12 +118,22 @@ class ForwardTask {
   FOVEA_DEVICE void walk() {
     begin();
     int tile = next_tile(static_cast<int>(t().keys.begin / S::kKeys));
-    load_keys(tile);
-    copy_commit();
+    if constexpr (!S::kInParts) {
+      load_keys(tile);
+      copy_commit();
+    }
     if constexpr (S::kKeepQueries) {
-      copy_wait<1>();
+      copy_wait<S::kInParts ? 0 : 1>();
       barrier();  // Q is there
       load_fragments(query_fragments_, queries_, first_row());
+    } else if constexpr (S::kInParts) {
+      copy_wait<0>();
+      take_apart<S::kThreads>(typename S::StagedQueries(S::kKeysAt), queries_);
+    }
+    if constexpr (S::kInParts) {
+      barrier();  // Q is in parts, and K may come to where it was
+      load_keys(tile);
+      copy_commit();
     }
     while (tile < t().tiles.end) {
       if constexpr (kHasPlainTiles) {
@@ -125,8 +146,15 @@ class ForwardTask {
     finish();
   }
 
-  using KeyCopy = WholeTile<S::kKeys, S::kDepth, S::kThreads, typename S::Keys>;
-  using ValueCopy = WholeTile<S::kKeys, S::kValues, S::kThreads, typename S::Values>;
+  /// Where copies of K and V arrive.
+  using KeysTo = std::conditional_t<S::kInParts, typename S::StagedKeys, typename S::Keys>;
+  using ValuesTo = std::conditional_t<S::kInParts, typename S::StagedValues, typename S::Values>;
+  FOVEA_DEVICE static KeysTo keys_to() { return KeysTo(S::kInParts ? S::kStagedAt : S::kKeysAt); }
+  FOVEA_DEVICE static ValuesTo values_to() {
+    return ValuesTo(S::kInParts ? S::kStagedAt : S::kValuesAt);
+  }
+  using KeyCopy = WholeTile<S::kKeys, S::kDepth, S::kThreads, KeysTo>;
+  using ValueCopy = WholeTile<S::kKeys, S::kValues, S::kThreads, ValuesTo>;
   static constexpr bool kHasPlainTiles =
       !S::kMasked && KeyCopy::kCan && ValueCopy::kCan && S::kValues == S::kDepth;
 
@@ -135,41 +163,44 @@ class ForwardTask {
   template <bool kPlain>
   FOVEA_DEVICE int take_tile(int tile) {
     float scores[kM][kN][4] = {};
-    const bool idle = !kPlain && sees_nothing(tile);
     const auto multiply = [&] {
-      if (idle) return;
       if constexpr (S::kKeepQueries)
-        fragments_by_rows(scores, query_fragments_, keys_);
+        fragments_by_rows<Product::scores>(scores, query_fragments_, keys_);
       else
         rows_by_rows<Mode, S::kDepth, Product::scores>(scores, queries_, first_row(), keys_);
     };
-    const auto swap = [&](auto&& load) {  // one tile is there, another is not read any more
+    // One tile is there, and another one is not read any more. In parts, what is there takes the
+    // place of the last of its kind, which nobody has read since the barrier before.
+    const auto swap = [&](const auto& staged, const auto& there, auto&& load) {
       copy_wait<0>();
-      barrier();
+      if constexpr (S::kInParts)
+        take_apart<S::kThreads>(staged, there);
+      else
+        barrier();
       load();
       copy_commit();
+      if constexpr (S::kInParts) barrier();
     };
     int next = tile + 1;
     if constexpr (kPlain) {
       const ValueCopy values(t().v, tile);
-      swap([&] { values.copy_to(values_); });
+      swap(keys_to(), keys_, [&] { values.copy_to(values_to()); });
       multiply();
       const KeyCopy keys(t().k, next);
-      swap([&] { keys.copy_to(keys_); });
+      swap(values_to(), values_, [&] { keys.copy_to(keys_to()); });
       settle(scores);
     } else {
-      swap([&] {
-        copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(values_, t().v, first_key(tile),
+      swap(keys_to(), keys_, [&] {
+        copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(values_to(), t().v, first_key(tile),
                                                            t().sequence.kv_len,
                                                            args_.shape.v_head_dim, t().first_value);
       });
       multiply();
       next = next_tile(next);
-      swap([&] { load_keys(next); });
-      const bool partial = idle || prepare_scores(scores, tile);
-      if (!idle) settle(scores);
+      swap(values_to(), values_, [&] { load_keys(next); });
+      const bool partial = prepare_scores(scores, tile);
+      settle(scores);
       if (partial) add_non_finite(scores, first_key(tile));
-      if (idle) return next;
     }
     float weights[2 * kM];
     registers_by_columns<Mode>(sums_, scores, values_,
@@ -180,7 +211,7 @@ class ForwardTask {
   }
   FOVEA_DEVICE void load_keys(int tile) {
     if (tile < t().tiles.end)
-      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_, t().k, first_key(tile),
+      copy_rows<Mode, S::kKeys, S::kDepth, S::kThreads>(keys_to(), t().k, first_key(tile),
                                                         t().sequence.kv_len, args_.shape.head_dim);
   }
 
@@ -248,7 +279,7 @@ class ForwardTask {
   }
   FOVEA_DEVICE std::int64_t pack() const { return S::kPacked ? args_.pack : 1; }
   /// Of the warp, in the tile.
-  FOVEA_DEVICE int first_row() const { return (warp() + turn_) % S::kWarps * 16 * kM; }
+  FOVEA_DEVICE int first_row() const { return warp() * 16 * kM; }
   /// Of the lane's rows, r = 0 .. 2 kM - 1, in the tile.
   FOVEA_DEVICE int row_of(int r) const { return first_row() + r / 2 * 16 + r % 2 * 8 + lane() / 4; }
   FOVEA_DEVICE std::int64_t query_of(int r) const { return (t().tile_row + row_of(r)) / pack(); }
@@ -256,19 +287,25 @@ class ForwardTask {
     return S::kPacked ? t().head + (t().tile_row + row_of(r)) % pack() : t().head;
   }
 
+  FOVEA_DEVICE auto queries_to() const {
+    if constexpr (kHasParts<typename S::Queries>)
+      return typename S::StagedQueries(S::kKeysAt);
+    else
+      return queries_;
+  }
   // Load Q, clear O.
   FOVEA_DEVICE void begin() {
     const HeadRows& q = t().q;
     const std::int64_t head_step = args_.q.segments.at[0].head * sizeof(typename Mode::Element);
     if constexpr (S::kPacked)
       copy_any_rows<Mode, S::kRows, S::kDepth, S::kThreads>(
-          queries_, args_.shape.head_dim, 0, q.aligned && head_step % 16 == 0,
+          queries_to(), args_.shape.head_dim, 0, q.aligned && head_step % 16 == 0,
           [&](int r) -> const char* {
             const std::int64_t row = t().tile_row + r;
             return row < t().rows ? q.at(row / pack()) + row % pack() * head_step : nullptr;
           });
     else
-      copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(queries_, q, t().tile_row, t().rows,
+      copy_rows<Mode, S::kRows, S::kDepth, S::kThreads>(queries_to(), q, t().tile_row, t().rows,
                                                         args_.shape.head_dim);
     copy_commit();
     FOVEA_UNROLL
@@ -305,16 +342,6 @@ class ForwardTask {
     if constexpr (S::kMasked)
       while (tile < t().tiles.end && mask_class(tile) == kTileHidden) ++tile;
     return tile;
-  }
-
-  /// Whether the band hides the tile from all rows of the warp: at the diagonal, half of them.
-  FOVEA_DEVICE bool sees_nothing(int tile) const {
-    if (S::kPacked || (t().tiles.inner_begin <= tile && tile < t().tiles.inner_end)) return false;
-    const std::int64_t row = t().tile_row + first_row();
-    const std::int64_t end = plain::lesser(row + 16 * kM, t().rows);
-    return end <= row ||
-           plain::meet(t().band.keys_of_some({row, end}), {first_key(tile), first_key(tile + 1)})
-               .empty();
   }
 
   // Products to scores. True if some are hidden.
@@ -506,7 +533,7 @@ class ForwardTask {
           for (int x = 0; x < 2; ++x) {
             const int column = 8 * n + lane() % 4 * 2 + x;
             if (column >= t().value_columns) continue;
-            const float v = to_f32(values_.data[S::Values::at(key, column)]);
+            const float v = value_at(values_, key, column);
             if (!is_finite(v)) sums_[r / 2][n][r % 2 * 2 + x] += weight * v;
           }
         }
@@ -515,8 +542,8 @@ class ForwardTask {
     barrier();
     FOVEA_ROLL
     for (int n = thread_index(); n < S::kKeys * S::kValues; n += S::kThreads) {
-      auto& v = values_.data[S::Values::at(n / S::kValues, n % S::kValues)];
-      if (!is_finite(to_f32(v))) v = {};
+      const int key = n / S::kValues, column = n % S::kValues;
+      if (!is_finite(value_at(values_, key, column))) clear_at(values_, key, column);
     }
     barrier();
   }
@@ -589,8 +616,7 @@ class ForwardTask {
   const typename S::Values values_;
   const Shared<ForwardState> state_;
 
-  int turn_ = 0;
-  std::uint32_t query_fragments_[S::kKeepQueries ? S::kDepth / 16 : 1][kM][4];
+  Fragment<Mode> query_fragments_[S::kKeepQueries ? S::kDepth / 16 : 1][kM];
   float sums_[kM][kO][4];
   float maxima_[2 * kM], weights_[2 * kM];
   /// What exponents are counted from, one that moved with its maximum: the maximum, or, where they

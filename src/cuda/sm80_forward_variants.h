@@ -52,23 +52,25 @@ ForwardVariant narrow_forward(std::int64_t head_dim, bool few, std::size_t share
   return first_that_fits<ForwardShape<Mode, 512, 32, 32, 2, true, false>>(shared_bytes);
 }
 
-/// f32 and tf32.
-template <class Mode, bool kMasked>
-ForwardVariant wide_forward(std::int64_t head_dim, bool few, std::size_t shared_bytes) {
-  if (few) {
-    if (head_dim <= 64)
-      return first_that_fits<ForwardShape<Mode, 64, 16, 64, 1, true, true>>(shared_bytes);
-    if (head_dim <= 128)
-      return first_that_fits<ForwardShape<Mode, 128, 16, 32, 1, true, true>>(shared_bytes);
-    if (head_dim <= 256)
-      return first_that_fits<ForwardShape<Mode, 256, 16, 16, 1, true, true>>(shared_bytes);
-    return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
-  }
+/// f32 and tf32, few rows: one warp, which takes f32 apart for itself.
+template <class Mode>
+ForwardVariant wide_decode(std::int64_t head_dim, std::size_t shared_bytes) {
   if (head_dim <= 64)
-    return first_that_fits<ForwardShape<Mode, 64, 64, 32, 4, kMasked, false, kMasked ? 1 : 3>>(
-        shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 64, 16, 64, 1, true, true>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<ForwardShape<Mode, 128, 64, 32, 4, kMasked, false>>(shared_bytes);
+    return first_that_fits<ForwardShape<Mode, 128, 16, 32, 1, true, true>>(shared_bytes);
+  if (head_dim <= 256)
+    return first_that_fits<ForwardShape<Mode, 256, 16, 16, 1, true, true>>(shared_bytes);
+  return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, true>>(shared_bytes);
+}
+
+/// tf32, and f32 where its parts have no room or, one warp, no use.
+template <class Mode>
+ForwardVariant wide_forward(std::int64_t head_dim, std::size_t shared_bytes) {
+  if (head_dim <= 64)
+    return first_that_fits<ForwardShape<Mode, 64, 64, 32, 4, true, false>>(shared_bytes);
+  if (head_dim <= 128)
+    return first_that_fits<ForwardShape<Mode, 128, 64, 32, 4, true, false>>(shared_bytes);
   if (head_dim <= 256)
     return first_that_fits<ForwardShape<Mode, 256, 64, 16, 4, true, false>>(shared_bytes);
   return first_that_fits<ForwardShape<Mode, 512, 16, 16, 1, true, false>>(shared_bytes);

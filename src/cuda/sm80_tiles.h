@@ -46,8 +46,8 @@ FOVEA_DEVICE HeadRows head_rows(const plain::Source& x, const plain::Place& plac
 
 /// Starts copying columns [first_column, first_column + kColumns) of kRows rows. `row_at(r)` is
 /// where row r begins, or null, which makes zeros; so are columns from `width` on. Where rows do
-/// not begin
-/// (`aligned`) or end at multiples of 16 bytes, elements go one by one.
+/// not begin (`aligned`) or end at multiples of 16 bytes, elements go one by one. Chunk n of the
+/// tile, 16 bytes, is thread n % kThreads's, whatever way it comes.
 template <class Mode, int kRows, int kColumns, int kThreads, class T, class RowAt>
 FOVEA_DEVICE void copy_any_rows(const T& tile, std::int64_t width, int first_column, bool aligned,
                                 RowAt&& row_at) {
@@ -66,11 +66,13 @@ FOVEA_DEVICE void copy_any_rows(const T& tile, std::int64_t width, int first_col
     return;
   }
   FOVEA_ROLL
-  for (int n = thread_index(); n < kRows * kColumns; n += kThreads) {
-    const int row = n / kColumns, column = n % kColumns;
+  for (int n = thread_index(); n < kRows * kColumns / kInChunk; n += kThreads) {
+    const int row = n / (kColumns / kInChunk), first = n % (kColumns / kInChunk) * kInChunk;
     const auto* from = reinterpret_cast<const Element*>(row_at(row));
-    tile.data[T::at(row, column)] =
-        from != nullptr && column < left ? from[first_column + column] : Element{};
+    FOVEA_ROLL
+    for (int column = first; column < first + kInChunk; ++column)
+      tile.data[T::at(row, column)] =
+          from != nullptr && column < left ? from[first_column + column] : Element{};
   }
 }
 
@@ -147,7 +149,71 @@ class WholeTile {
   const char* from_;  ///< the thread's first 16 bytes
 };
 
-/// Whether the thread's share of a tile holds a number that is not finite. Sixteen bytes at a time,
+/// Where f32 rows arrive that become a PartsTile: a thread takes apart what it has copied, and
+/// needs to wait for nobody to do so, nor to copy the next rows to the same place.
+template <int kRows, int kColumns>
+struct Staged {
+  using Element = float;
+  static constexpr int kInChunk = 4;
+  static constexpr int kElements = kRows * kColumns;
+  static constexpr int kBytes = kElements * static_cast<int>(sizeof(float));
+  Shared<float> data;
+
+  FOVEA_DEVICE explicit Staged(int byte_offset)
+      : data(shared_array<float>(byte_offset, kElements)) {}
+  FOVEA_DEVICE static int at(int row, int column) { return row * kColumns + column; }
+};
+
+struct alignas(8) Words2 {
+  std::uint32_t w[2];
+};
+/// The thread's share of the rows, which have arrived for it, to their parts.
+template <int kThreads, int kRows, int kColumns>
+FOVEA_DEVICE void take_apart(const Staged<kRows, kColumns>& from,
+                             const PartsTile<kRows, kColumns>& to) {
+  using To = PartsTile<kRows, kColumns>;
+  constexpr int kChunks = kColumns / 4, kStep = kThreads / kChunks;
+  static_assert(kThreads % kChunks == 0);
+  const int row = thread_index() / kChunks, column = thread_index() % kChunks * 4;
+  const Shared<Words4> chunks = from.data.template as<Words4>();
+  const Shared<Words2> pairs = to.data.template as<Words2>();
+  FOVEA_UNROLL
+  for (int r = 0; r < kRows; r += kStep) {
+    if (kRows % kStep != 0 && row + r >= kRows) break;
+    const Words4 x = chunks[thread_index() + r * kChunks];
+    const Parts first = parts_of(bits_to_float(x.w[0]), bits_to_float(x.w[1]));
+    const Parts second = parts_of(bits_to_float(x.w[2]), bits_to_float(x.w[3]));
+    FOVEA_UNROLL
+    for (int p = 0; p < 3; ++p)
+      pairs[To::at(row + r, column + p * To::kPart) / 4] = {{first.word[p], second.word[p]}};
+  }
+}
+
+/// An operand of a block in shared memory; kInParts: made once, of f32, for all its warps.
+template <class Mode, int kRows, int kColumns, bool kInParts>
+using OperandTile = std::conditional_t<kInParts, PartsTile<kRows, kColumns>,
+                                       Tile<typename Mode::Element, kRows, kColumns>>;
+
+/// An element of a tile. What is not finite has no parts but the largest.
+template <class T>
+FOVEA_DEVICE float value_at(const T& tile, int row, int column) {
+  const int at = T::at(row, column);
+  const float value = to_f32(tile.data[at]);
+  if constexpr (kHasParts<T>) {
+    if (is_finite(value))
+      return value + to_f32(tile.data[at + T::kPart]) + to_f32(tile.data[at + 2 * T::kPart]);
+  }
+  return value;
+}
+template <class T>
+FOVEA_DEVICE void clear_at(const T& tile, int row, int column) {
+  FOVEA_UNROLL
+  for (int p = 0; p < (kHasParts<T> ? 3 : 1); ++p)
+    tile.data[T::at(row, column) + p * T::kPart] = typename T::Element{};
+}
+
+/// Whether the thread's share of a tile holds a number that is not finite, as the largest parts say
+/// where there are parts. Sixteen bytes at a time,
 /// and by the bits: the exponent of such a number is all ones, and one more carries into the sign.
 template <int kRows, int kColumns, int kThreads, class T>
 FOVEA_DEVICE bool has_non_finite(const T& tile) {

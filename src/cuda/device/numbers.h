@@ -149,9 +149,9 @@ FOVEA_DEVICE void store_element(void* data, plain::Element element, std::int64_t
   }
 }
 
-FOVEA_DEVICE bool is_finite(float x) { return (float_to_bits(x) & 0x7FFFFFFFu) < 0x7F800000u; }
-
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kNegativeInfinity = -__builtin_inff();
+
+FOVEA_DEVICE bool is_finite(float x) { return __builtin_fabsf(x) < kInfinity; }
 
 }  // namespace fovea::cuda::FOVEA_WORLD
