@@ -5,7 +5,7 @@ PyTorch is a peer here and nothing else. From the root of the repository, with a
 has the CUDA backend, and a PyTorch that has CUDA:
 
     python3 bench/gpu_peers.py --library build/cuda/src/shared/libfovea.so --json gpu-peers.json \\
-        --markdown docs/performance/gpu-peers.md
+        --markdown docs/performance/gpu-peers.md --plot docs/performance/gpu-peers.png
 
 Protocol. Inputs of deviation 1, operands [batch, heads, seq, head_dim], contiguous on all sides.
 Fovea goes through the C ABI with plans that are made once and workspaces of the caller's; PyTorch
@@ -300,6 +300,46 @@ def text_of(row: Row, peers: list[str]) -> list[str]:
     return cells
 
 
+def draw(rows: list[Row], peers: list[str], title: str, path: Path) -> None:
+    """TFLOP/s over S of the bf16 sweeps, a panel for each head dim, direction and band."""
+    import matplotlib
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    dims = sorted({row.case.head_dim for row in swept(rows)})
+    kinds = [(d, c) for d in ("forward", "backward") for c in (False, True)]
+    figure, panels = pyplot.subplots(len(kinds), len(dims), figsize=(4.5 * len(dims), 12),
+                                     sharex=True, squeeze=False, layout="constrained")
+    for line, (direction, causal) in zip(panels, kinds):
+        for panel, dim in zip(line, dims):
+            chosen = [row for row in swept(rows) if row.direction == direction and not row.reason
+                      and row.case.causal == causal and row.case.head_dim == dim]
+            for name in ("Fovea", *peers):
+                points = [(row.case.q_len, row.ours if name == "Fovea" else row.peers.get(name))
+                          for row in chosen]
+                points = [(s, timing.tflops) for s, timing in points
+                          if timing is not None and not timing.reason]
+                if points:
+                    panel.plot(*zip(*points), marker="o", label=name,
+                               linewidth=2.5 if name == "Fovea" else 1.2)
+            panel.set_title(f"D{dim} {'causal' if causal else 'full'}, {direction}")
+            panel.set_xscale("log", base=2)
+            panel.set_ylim(bottom=0)
+            panel.grid(alpha=0.3)
+    panels[0][0].legend()
+    for line in panels:
+        line[0].set_ylabel("TFLOP/s")
+    for panel in panels[-1]:
+        panel.set_xlabel("S")
+    figure.suptitle(title)
+    figure.savefig(path, dpi=80)
+
+
+def swept(rows: list[Row]) -> list[Row]:
+    """Those of all_cases() that are one of a series over S."""
+    return [row for row in rows if row.case.name.startswith("bf16 d")]
+
+
 def commit() -> str:
     done = subprocess.run(["git", "-C", ROOT, "rev-parse", "--short=12", "HEAD"], text=True,
                           capture_output=True, check=False)
@@ -319,7 +359,7 @@ def main() -> int:
     parser.add_argument("--ms", type=float, default=20, help="of one side in one round")
     parser.add_argument("--forward-only", action="store_true")
     parser.add_argument("--deterministic", action="store_true", help="backward")
-    for name in ("--json", "--markdown"):
+    for name in ("--json", "--markdown", "--plot"):
         parser.add_argument(name, type=Path, metavar="PATH")
     options = parser.parse_args()
     library = fovea.Library(options.library)
@@ -339,6 +379,8 @@ def main() -> int:
              "commit": commit(), "rounds": str(options.rounds),
              "command": "python3 " + " ".join(sys.argv),
              "date": datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%d %H:%M UTC")}
+    if options.plot and swept(rows):
+        draw(rows, options.peers, f"bf16, 16k tokens, width 2048; {facts['device']}", options.plot)
     if options.json:
         options.json.write_text(json.dumps({"facts": facts, "rows": [asdict(r) for r in rows]}))
     if options.markdown:
@@ -346,6 +388,7 @@ def main() -> int:
                  "Ratio: a peer's time over Fovea's, lower quartile of the rounds; above 1, Fovea is "
                  "faster. The protocol stands in [bench/gpu_peers.py](../../bench/gpu_peers.py).", "",
                  *(f"- {name}: `{value}`" for name, value in facts.items()), "",
+                 *([f"![TFLOP/s over S]({options.plot.name})", ""] if options.plot else []),
                  "| " + " | ".join(header) + " |", "|---" * len(header) + "|",
                  *("| " + " | ".join(text_of(row, options.peers)) + " |" for row in rows)]
         options.markdown.write_text("\n".join(lines) + "\n")

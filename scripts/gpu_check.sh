@@ -133,7 +133,9 @@ fi
 if wanted peers; then
   if python3 -c 'import torch; assert torch.cuda.is_available()' 2>/dev/null; then
     step peers python3 bench/gpu_peers.py --library "$library" --json "$out/gpu-peers.json" \
-      --markdown "$out/gpu-peers.md"
+      --markdown "$out/gpu-peers.md" --plot "$out/gpu-peers.png"
+    step peers-autotuned python3 bench/gpu_peers.py --library "$library" --autotune --peers cudnn \
+      --json "$out/gpu-peers-autotuned.json" --markdown "$out/gpu-peers-autotuned.md"
   else
     skip peers "no python3 with PyTorch and CUDA"
   fi
