@@ -230,6 +230,38 @@ def test_every_call_valid_before_stays_valid_delegated_and_counted(name):
     assert calls_of_ours() == (0, 0)
 
 
+# Operands of the kind of plain ones before, which are served without looking at all of them again.
+LIKE_AN_EARLIER_CALL = {
+    **{name: STILL_VALID[name] for name in ("func_grad", "sdpa_kernel", "subclass")},
+    "negated": lambda q, k, v: SDPA(torch.complex(0 * q, -q).conj().imag, k, v),
+    "zero": lambda q, k, v: SDPA(q, k, torch._efficientzerotensor(tuple(v.shape))),
+    "forward_mode": lambda q, k, v: _with_tangent(q, k, v),
+}
+
+
+def _with_tangent(q, k, v):
+    from torch.autograd import forward_ad
+
+    with forward_ad.dual_level():
+        dual = forward_ad.make_dual(q, torch.ones_like(q))
+        try:
+            return SDPA(dual, k, v).detach()
+        except NotImplementedError as error:  # PyTorch's kernels have no such derivative
+            assert "forward AD" in str(error)
+            return torch.zeros(1)
+
+
+@pytest.mark.parametrize("name", LIKE_AN_EARLIER_CALL)
+def test_a_call_like_an_earlier_one_is_looked_at_all_the_same(name):
+    q, k, v = operands()
+    expected = LIKE_AN_EARLIER_CALL[name](q, k, v)
+    ft.enable()
+    SDPA(q, k, v)
+    SDPA(q, k, v)
+    assert torch.equal(LIKE_AN_EARLIER_CALL[name](q, k, v), expected)
+    assert calls_of_ours() == (2, 0) and sum(delegated().values()) == 1
+
+
 def test_strict_raises_instead_of_delegating():
     q, k, v = operands()
     ft.enable(strict=True)
