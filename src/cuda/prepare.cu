@@ -58,23 +58,35 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
         args.sinks.data == nullptr
             ? kNegativeInfinity
             : load_element(args.sinks.data, args.sinks.element, place.head * args.sinks.stride);
-    for (int n = lanes.group; n - lanes.group < kPrepareRows; n += lanes.groups) {
-      const std::int64_t row = first + n;
-      const bool reads = n < kPrepareRows && row < s.q_len;
-      Row<kPieces> out, dout;
-      read(args.out, place, row, reads, lanes, out);
-      read(args.dout, place, row, reads, lanes, dout);
-      const float sum = dot(out, dout, lanes);
-      if (lanes.lane != 0 || n >= kPrepareRows) continue;
-      double term = 0;
-      if (reads) {
-        const float delta = args.dlse.data == nullptr ? sum : sum - at(args.dlse, place, row);
-        args.delta[space.place(place, row)] = delta;
-        if (args.dsinks != nullptr && sink != kNegativeInfinity)
-          term = -::exp(static_cast<double>(sink) - static_cast<double>(at(args.lse, place, row))) *
-                 static_cast<double>(delta);
+    // Rows of two rounds are read before either is summed up, so that more is on its way.
+    constexpr int kAbreast = kPieces == 1 ? 2 : 1;
+    for (int n = lanes.group; n - lanes.group < kPrepareRows; n += kAbreast * lanes.groups) {
+      Row<kPieces> out[kAbreast], dout[kAbreast];
+      const auto is_there = [&](int k) {
+        return n + k * lanes.groups < kPrepareRows && first + n + k * lanes.groups < s.q_len;
+      };
+      FOVEA_UNROLL
+      for (int k = 0; k < kAbreast; ++k) {
+        read(args.out, place, first + n + k * lanes.groups, is_there(k), lanes, out[k]);
+        read(args.dout, place, first + n + k * lanes.groups, is_there(k), lanes, dout[k]);
       }
-      terms[n] = term;
+      FOVEA_UNROLL
+      for (int k = 0; k < kAbreast; ++k) {
+        const float sum = dot(out[k], dout[k], lanes);
+        const int at_row = n + k * lanes.groups;
+        if (lanes.lane != 0 || at_row >= kPrepareRows) continue;
+        const std::int64_t row = first + at_row;
+        double term = 0;
+        if (is_there(k)) {
+          const float delta = args.dlse.data == nullptr ? sum : sum - at(args.dlse, place, row);
+          args.delta[space.place(place, row)] = delta;
+          if (args.dsinks != nullptr && sink != kNegativeInfinity)
+            term =
+                -::exp(static_cast<double>(sink) - static_cast<double>(at(args.lse, place, row))) *
+                static_cast<double>(delta);
+        }
+        terms[at_row] = term;
+      }
     }
     if (args.dsinks == nullptr) continue;
     // add up the tile's share
@@ -103,7 +115,7 @@ FOVEA_DEVICE void store_dsinks(const PrepareArgs& args) {
   }
 }
 
-const Entry narrow = entry_of<PrepareArgs, kThreads, 4, prepare_rows<1>>("prepare");
+const Entry narrow = entry_of<PrepareArgs, kThreads, 3, prepare_rows<1>>("prepare");
 const Entry wide = entry_of<PrepareArgs, kThreads, 4, prepare_rows<2>>("prepare wide");
 FOVEA_CUDA_ENTRY(dsinks, PrepareArgs, 32, 1, store_dsinks)
 

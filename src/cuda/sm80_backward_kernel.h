@@ -133,13 +133,12 @@ class BackwardTask : BackwardTiles<S> {
           }
         }
       }
-      if (partial && must_be_careful()) {
+      if (meet(partial)) {
         if constexpr (!S::kMasked) this->hide(i, marks);
         add_visible(marks, i);
         return;
       }
     }
-    barrier();
     if (args_.dq.data != nullptr) {
       float dq[kQ][kQC][4] = {};
       columns_by_columns<Mode, S::kKeys>(dq, gradients_, dq_row(), keys_,
@@ -151,7 +150,13 @@ class BackwardTask : BackwardTiles<S> {
     if (wants_dk())
       rows_by_columns<Mode, S::kRows>(dk_, gradients_, first_key(), queries(), own_column());
   }
-  FOVEA_DEVICE bool must_be_careful() const {
+  /// A barrier, behind which P and dS are there; in a partial tile it is also said whether some
+  /// operand is not finite.
+  FOVEA_DEVICE bool meet(bool partial) const {
+    if (!partial) {
+      barrier();
+      return false;
+    }
     return barrier_any(has_non_finite<S::kKeys, S::kDepth, S::kThreads>(keys_) ||
                        has_non_finite<S::kRows, S::kDepth, S::kThreads>(queries()) ||
                        has_non_finite<S::kRows, S::kDepth, S::kThreads>(douts()));

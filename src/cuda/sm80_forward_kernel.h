@@ -171,36 +171,40 @@ class ForwardTask {
     };
     // One tile is there, and another one is not read any more. In parts, what is there takes the
     // place of the last of its kind, which nobody has read since the barrier before.
-    const auto swap = [&](const auto& staged, const auto& there, auto&& load) {
+    const auto swap = [&](const auto& staged, const auto& there, auto&& meet, auto&& load) {
       copy_wait<0>();
       if constexpr (S::kInParts)
         take_apart<S::kThreads>(staged, there);
       else
-        barrier();
+        meet();
       load();
       copy_commit();
-      if constexpr (S::kInParts) barrier();
+      if constexpr (S::kInParts) meet();
     };
+    const auto plainly = [] { barrier(); };
     int next = tile + 1;
     if constexpr (kPlain) {
       const ValueCopy values(t().v, tile);
-      swap(keys_to(), keys_, [&] { values.copy_to(values_to()); });
+      swap(keys_to(), keys_, plainly, [&] { values.copy_to(values_to()); });
       multiply();
       const KeyCopy keys(t().k, next);
-      swap(values_to(), values_, [&] { keys.copy_to(keys_to()); });
+      swap(values_to(), values_, plainly, [&] { keys.copy_to(keys_to()); });
       settle(scores);
     } else {
-      swap(keys_to(), keys_, [&] {
+      swap(keys_to(), keys_, plainly, [&] {
         copy_rows<Mode, S::kKeys, S::kValues, S::kThreads>(values_to(), t().v, first_key(tile),
                                                            t().sequence.kv_len,
                                                            args_.shape.v_head_dim, t().first_value);
       });
       multiply();
       next = next_tile(next);
-      swap(values_to(), values_, [&] { load_keys(next); });
-      const bool partial = prepare_scores(scores, tile);
+      const bool partial = is_partial(tile);
+      bool odd = false;
+      swap(
+          values_to(), values_, [&] { odd = meet_over_values(partial); }, [&] { load_keys(next); });
+      prepare_scores(scores, tile, partial);
       settle(scores);
-      if (partial) add_non_finite(scores, first_key(tile));
+      if (odd) add_non_finite(scores, first_key(tile));
     }
     float weights[2 * kM];
     registers_by_columns<Mode>(sums_, scores, values_,
@@ -344,10 +348,29 @@ class ForwardTask {
     return tile;
   }
 
-  // Products to scores. True if some are hidden.
-  FOVEA_DEVICE bool prepare_scores(float (&scores)[kM][kN][4], int tile) {
-    const bool inside = t().tiles.inner_begin <= tile && tile < t().tiles.inner_end;
-    const bool partial = !inside || mask_class(tile) != kTileVisible;
+  FOVEA_DEVICE bool is_inside(int tile) const {
+    return t().tiles.inner_begin <= tile && tile < t().tiles.inner_end;
+  }
+  /// Whether the band, the length or the mask hides some of the tile.
+  FOVEA_DEVICE bool is_partial(int tile) const {
+    return !is_inside(tile) || mask_class(tile) != kTileVisible;
+  }
+
+  /// A barrier, behind which the values are there; in a partial tile it is also said whether some
+  /// of them are not finite. Each thread looks at what it has copied itself, which needs no
+  /// barrier.
+  FOVEA_DEVICE bool meet_over_values(bool partial) const {
+    if (!partial) {
+      barrier();
+      return false;
+    }
+    if (S::kInParts || !copied_in_chunks<Mode>(t().v, args_.shape.v_head_dim)) barrier();
+    return barrier_any(has_non_finite<S::kKeys, S::kValues, S::kThreads>(values_));
+  }
+
+  // Products to scores.
+  FOVEA_DEVICE void prepare_scores(float (&scores)[kM][kN][4], int tile, bool partial) {
+    const bool inside = is_inside(tile);
     const std::int64_t j = first_key(tile);
     const int column = lane() % 4 * 2;
     if (S::kMasked && (args_.bent || partial)) {
@@ -362,7 +385,7 @@ class ForwardTask {
                                   .value;
         }
       }
-      return partial;
+      return;
     }
     if (const float sign = score_sign(); sign != 1) {
       FOVEA_UNROLL
@@ -374,7 +397,7 @@ class ForwardTask {
         }
       }
     }
-    if (inside) return false;
+    if (inside) return;
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
       const std::int64_t i = row_in_bounds(r);
@@ -392,7 +415,6 @@ class ForwardTask {
         }
       }
     }
-    return true;
   }
   /// Scores are kept as +-q.k, and multiplied by |scale| on the way to the exponent, or, where they
   /// are more than that, in units of 1. Hidden ones are -inf either way.
@@ -508,7 +530,6 @@ class ForwardTask {
   // added by element, and the product gets a 0. Weights of hidden keys are 0, and so may be others,
   // so that visibility is asked for again.
   FOVEA_DEVICE void add_non_finite(const float (&scores)[kM][kN][4], std::int64_t j) {
-    if (!barrier_any(has_non_finite<S::kKeys, S::kValues, S::kThreads>(values_))) return;
     FOVEA_ROLL
     for (int key = 0; key < S::kKeys; ++key) {
       FOVEA_UNROLL

@@ -76,6 +76,13 @@ FOVEA_DEVICE void copy_any_rows(const T& tile, std::int64_t width, int first_col
   }
 }
 
+/// Whether copies of such rows go 16 bytes at a time: then chunk n of a tile is copied by thread n,
+/// modulo the block's threads.
+template <class Mode>
+FOVEA_DEVICE bool copied_in_chunks(const HeadRows& rows, std::int64_t width) {
+  return rows.aligned && width % (16 / static_cast<int>(sizeof(typename Mode::Element))) == 0;
+}
+
 /// The same of rows [first, first + kRows) of a head, those from `end` on zeros.
 template <class Mode, int kRows, int kColumns, int kThreads, class T>
 FOVEA_DEVICE void copy_rows(const T& tile, const HeadRows& rows, std::int64_t first,
@@ -212,9 +219,9 @@ FOVEA_DEVICE void clear_at(const T& tile, int row, int column) {
     tile.data[T::at(row, column) + p * T::kPart] = typename T::Element{};
 }
 
-/// Whether the thread's share of a tile holds a number that is not finite, as the largest parts say
-/// where there are parts. Sixteen bytes at a time,
-/// and by the bits: the exponent of such a number is all ones, and one more carries into the sign.
+/// Whether the thread's share of a tile, chunks of 16 bytes as copies share them out, holds a
+/// number that is not finite, as the largest parts say where there are parts. By the bits: the
+/// exponent of such a number is all ones, and one more carries into the sign.
 template <int kRows, int kColumns, int kThreads, class T>
 FOVEA_DEVICE bool has_non_finite(const T& tile) {
   using Element = typename T::Element;
