@@ -10,12 +10,15 @@ using InParts = BackwardShape<InF32, kDepth, kKeys, kRows, Warps, 1, kMasked, fa
 
 template <bool kMasked>
 BackwardVariant in_parts(std::int64_t head_dim, std::size_t shared_bytes) {
+  using FourWarps = WarpGrid<4, 2, 2>;
+  using EightWarps = WarpGrid<8, 4, 2>;
   if (head_dim <= 64)
-    return first_that_fits<InParts<64, 64, 32, WarpGrid<8, 4, 2>, kMasked>,
-                           InParts<64, 32, 32, WarpGrid<4, 2, 2>, kMasked>>(shared_bytes);
+    return first_that_fits<InParts<64, 64, 64, EightWarps, kMasked>,
+                           InParts<64, 64, 32, EightWarps, kMasked>,
+                           InParts<64, 32, 32, FourWarps, kMasked>>(shared_bytes);
   if (head_dim <= 128)
-    return first_that_fits<InParts<128, 64, 32, WarpGrid<8, 4, 2>, kMasked>,
-                           InParts<128, 32, 32, WarpGrid<4, 2, 2>, kMasked>>(shared_bytes);
+    return first_that_fits<InParts<128, 64, 32, EightWarps, kMasked>,
+                           InParts<128, 32, 32, FourWarps, kMasked>>(shared_bytes);
   return {};
 }
 

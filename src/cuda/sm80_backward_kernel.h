@@ -23,7 +23,9 @@
 // Before: prepare.h (delta). After: finish.h (dq^ to dq; dk, dv where they need more than a store).
 //
 // Shared memory: K [kKeys, kDepth], V likewise, Q [kRows, kDepth], dO likewise (both twice where
-// there is room), P^T [kKeys, kRows], dS^T likewise, lse and delta of kRows rows. Registers of
+// there is room), P^T [kKeys, kRows], dS^T likewise, lse and delta of kRows rows. kInParts, f32 of
+// several warps: all of them in parts, 6 bytes an element, which are made once for all warps and
+// the products they take part in; the next Q and dO arrive in f32 [kRows, kDepth]. Registers of
 // accumulators: kM (2 * 4 kC + 2 * 4 kN) a thread.
 //
 // Serves: f16, bf16, f32 (six products of bf16 each) and tf32; head_dim and v_head_dim 1

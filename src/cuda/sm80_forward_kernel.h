@@ -21,7 +21,14 @@
 //
 // v_head_dim above 256: several blocks compute the same S for 256 value columns each.
 //
-// Shared memory: Q [kRows, kDepth], K [kKeys, kDepth], V [kKeys, values], rows 16 bytes apart.
+// kInParts, f32 of several warps: K and V arrive as they are, in one place in turn. A thread takes
+// apart what it has copied itself, V while K is read and K while V is, so that parts cost no
+// barrier more; there is one behind each. Q is taken apart once: into fragments, which stay in
+// registers, or, where they have no room there, into a tile of its own.
+//
+// Shared memory: Q [kRows, kDepth], K [kKeys, kDepth], V [kKeys, values], rows 16 bytes apart. In
+// parts, 6 bytes an element, and 4 kKeys kDepth bytes where K and V arrive; Q in f32, where they
+// will be, if fragments of it are kept.
 // Registers of accumulators: kM (kKeys / 2 + values / 2) a thread, at most 192.
 //
 // Serves: f16, bf16, f32 (six products of bf16 each) and tf32; head_dim and v_head_dim 1
