@@ -478,15 +478,16 @@ class BackwardTiles {
     int begin = 0, end = 0;
     FOVEA_DEVICE bool has(int row) const { return begin <= row && row < end; }
   };
-  /// By band and lengths; of the lane's key r.
+  /// By band and lengths; of the lane's key r. Counted from the tile's first query: what sees a key
+  /// moves on by one query a key.
   FOVEA_DEVICE LaneRows rows_of_key(int r, std::int64_t i) const {
-    const std::int64_t key = t().key + fresh(key_of(0)) + r / 2 * 16 + r % 2 * 8;
-    if (key >= t().sequence.kv_len) return {};
-    const plain::Span rows =
-        plain::meet(t().band.rows_of_some({key, key + 1}), {0, t().sequence.q_len});
-    const int first = row_of_lane();
-    return {static_cast<int>(plain::clamp(rows.begin - i, 0, S::kRows)) - first,
-            static_cast<int>(plain::clamp(rows.end - i, 0, S::kRows)) - first};
+    const std::int64_t key = t().key + fresh(key_of(0));
+    const IntSpan seeing = counted_from(i, t().band.rows_of_some({key, key + 1}));
+    const int on = r / 2 * 16 + r % 2 * 8, first = row_of_lane();
+    if (counted_from(key, t().sequence.kv_len) <= on) return {};
+    const IntSpan rows =
+        meet({seeing.begin + on, seeing.end + on}, counted_from(i, {0, t().sequence.q_len}));
+    return {rows.begin - first, rows.end - first};
   }
   /// The lane's pairs that band and lengths hide, as bits.
   FOVEA_DEVICE void hide(std::int64_t i, Marks& marks) const {

@@ -405,13 +405,17 @@ class ForwardTask {
       }
     }
     if (inside) return;
+    // Counted from the tile's first key: what a query sees moves on by one key a query.
+    const IntSpan seen = counted_from(j, t().band.keys_of(query_of(0)));
+    const IntSpan all = counted_from(j, t().keys);
+    const auto rows = static_cast<int>(plain::lesser(t().rows - t().tile_row, S::kRows));
     FOVEA_UNROLL
     for (int r = 0; r < 2 * kM; ++r) {
-      const std::int64_t i = row_in_bounds(r);
-      plain::Span seen =
-          i < t().sequence.q_len ? plain::meet(t().band.keys_of(i), t().keys) : plain::Span{0, 0};
-      const int begin = static_cast<int>(plain::clamp(seen.begin - j, 0, S::kKeys)) - column;
-      const int end = static_cast<int>(plain::clamp(seen.end - j, 0, S::kKeys)) - column;
+      const int on =
+          S::kPacked ? static_cast<int>(query_of(r) - query_of(0)) : row_of(r) - row_of(0);
+      const IntSpan keys = meet({seen.begin + on, seen.end + on}, all);
+      const int begin = keys.begin - column;
+      const int end = row_of(r) < rows ? keys.end - column : begin;
       FOVEA_UNROLL
       for (int n = 0; n < kN; ++n) {
         FOVEA_UNROLL

@@ -112,6 +112,22 @@ FOVEA_DEVICE Total sum_up(float top, float weight, float sink) {
   return {fma(log2(weight), kLn2, top), 1 / weight};
 }
 
+/// A range counted from a tile's first row or key.
+struct IntSpan {
+  int begin, end;
+};
+/// As far as a tile may care: beyond 2^29 all is far.
+FOVEA_DEVICE int counted_from(std::int64_t first, std::int64_t at) {
+  constexpr std::int64_t kFar = std::int64_t{1} << 29;
+  return static_cast<int>(plain::clamp(at, first - kFar, first + kFar) - first);
+}
+FOVEA_DEVICE IntSpan counted_from(std::int64_t first, plain::Span span) {
+  return {counted_from(first, span.begin), counted_from(first, span.end)};
+}
+FOVEA_DEVICE IntSpan meet(IntSpan a, IntSpan b) {
+  return {a.begin > b.begin ? a.begin : b.begin, a.end < b.end ? a.end : b.end};
+}
+
 /// Dropout of one (batch, head): which elements stay.
 class Keep {
  public:
