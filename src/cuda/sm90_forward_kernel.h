@@ -18,8 +18,7 @@
 //
 // While a warpgroup computes P the other's products run: they take turns (named barriers) in issuing.
 //
-// The maximum is stale: the first block of a tile sets m to its exact maximum, rounded up to a whole
-// number; later blocks take none. P may be larger than 1, which changes nothing but the unit that P
+// The maximum is stale: the first block of a tile sets m to its exact maximum; later blocks take none. P may be larger than 1, which changes nothing but the unit that P
 // and l are in; when a lane's sum of P is large, the row goes over to another m by a power of two,
 // and where P is not finite any more, S is computed again (mma.sync, the stage of K being still
 // there) and a new maximum found. A row that has seen nothing has an m so low that its first score
@@ -119,14 +118,22 @@ class HopperBlock {
 
   /// A place in a ring of stages, and the parity of its turn.
   template <int kCount>
-  struct Place {
-    int stage = 0, parity = 0;
+  class Place {
+   public:
+    FOVEA_DEVICE int stage() const { return word_ >> 1; }
+    FOVEA_DEVICE int parity() const { return word_ & 1; }
     FOVEA_DEVICE void advance() {
-      if (++stage == kCount) {
-        stage = 0;
-        parity ^= 1;
-      }
+      word_ += 2;
+      if (word_ >= 2 * kCount) word_ = (word_ & 1) ^ 1;
     }
+    FOVEA_DEVICE Place before() const {
+      Place place;
+      place.word_ = word_ >= 2 ? word_ - 2 : (2 * kCount - 2) | (word_ ^ 1);
+      return place;
+    }
+
+   private:
+    int word_ = 0;
   };
 
   const HopperForwardArgs& args_;
@@ -169,7 +176,7 @@ class HopperProducer : HopperBlock<S> {
  private:
   // Load Q of the next tile that there is, and say which it is.
   FOVEA_DEVICE bool load_queries() {
-    wait(L::kQueryEmpty + queries_.stage, queries_.parity ^ 1);
+    wait(L::kQueryEmpty + queries_.stage(), queries_.parity() ^ 1);
     HopperTile& t = tile(number_++);
     bool live = false;
     while (task_ < args_.tasks && !live) {
@@ -178,14 +185,14 @@ class HopperProducer : HopperBlock<S> {
                   ? task_ + static_cast<int>(grid_blocks())
                   : static_cast<int>(grid_blocks() + atomic_add(args_.drawn, 1u));
     }
-    const int full = L::kQueryFull + queries_.stage;
+    const int full = L::kQueryFull + queries_.stage();
     if (!live) {
       t.row = -1;
       barrier_arrive(barriers_, full);
       return false;
     }
     barrier_arrive_expecting(barriers_, full, S::kQueryBytes);
-    const std::uint32_t to = base_ + L::kQueries + queries_.stage * S::kQueryBytes;
+    const std::uint32_t to = base_ + L::kQueries + queries_.stage() * S::kQueryBytes;
     FOVEA_UNROLL
     for (int panel = 0; panel < S::kPanels; ++panel)
       load_box(to + panel * S::kQueryPanel, args_.q_map, barriers_, full,
@@ -198,14 +205,14 @@ class HopperProducer : HopperBlock<S> {
 
   FOVEA_DEVICE void load(const TensorMap& map, int ring, int full, int empty,
                          typename Block::template Place<S::kStages>& place, BoxAt from, int block) {
-    wait(empty + place.stage, place.parity ^ 1);
-    barrier_arrive_expecting(barriers_, full + place.stage, S::kKeyBytes);
-    const std::uint32_t to = base_ + ring + place.stage * S::kKeyBytes;
+    wait(empty + place.stage(), place.parity() ^ 1);
+    barrier_arrive_expecting(barriers_, full + place.stage(), S::kKeyBytes);
+    const std::uint32_t to = base_ + ring + place.stage() * S::kKeyBytes;
     from.at[1] += block * S::kKeys;
     FOVEA_UNROLL
     for (int panel = 0; panel < S::kPanels; ++panel) {
       from.at[0] = 64 * panel;
-      load_box(to + panel * S::kKeyPanel, map, barriers_, full + place.stage, from, Reuse::often);
+      load_box(to + panel * S::kKeyPanel, map, barriers_, full + place.stage(), from, Reuse::often);
     }
     place.advance();
   }
@@ -276,26 +283,26 @@ class HopperChecker : HopperBlock<S> {
     typename Block::template Place<2> queries;
     typename Block::template Place<S::kStages> values;
     for (int n = 0;; ++n) {
-      wait(L::kQueryFull + queries.stage, queries.parity);
+      wait(L::kQueryFull + queries.stage(), queries.parity());
       const HopperTile t = tile(n);
       if (t.row < 0) return;
       FOVEA_ROLL
       for (int j = t.top; j >= t.low; --j) {
-        wait(L::kValueFull + values.stage, values.parity);
+        wait(L::kValueFull + values.stage(), values.parity());
         if (t.partial(j)) {
-          const bool found = any(clean(base_ + L::kValues + values.stage * S::kKeyBytes));
+          const bool found = any(clean(base_ + L::kValues + values.stage() * S::kKeyBytes));
           if (found) fence_async();
-          if (lane() == 0) found_[4 * values.stage + number_] = found ? 1 : 0;
+          if (lane() == 0) found_[4 * values.stage() + number_] = found ? 1 : 0;
         }
         warp_barrier();
         if (lane() == 0) {
-          barrier_arrive(barriers_, L::kValueChecked + values.stage);
-          barrier_arrive(barriers_, L::kValueEmpty + values.stage);
+          barrier_arrive(barriers_, L::kValueChecked + values.stage());
+          barrier_arrive(barriers_, L::kValueEmpty + values.stage());
         }
         values.advance();
       }
       warp_barrier();
-      if (lane() == 0) barrier_arrive(barriers_, L::kQueryEmpty + queries.stage);
+      if (lane() == 0) barrier_arrive(barriers_, L::kQueryEmpty + queries.stage());
       queries.advance();
     }
   }
@@ -354,7 +361,7 @@ class HopperConsumer : HopperBlock<S> {
     if (S::kTurns && group_ == S::kGroups - 1) named_barrier_arrive(1, 256);
     if (!take_tile()) return;
     load_fragments();
-    wait(L::kKeyFull + keys_.stage, keys_.parity);
+    wait(L::kKeyFull + keys_.stage(), keys_.parity());
     begin_turn();
     products_fence();
     FOVEA_UNROLL
@@ -362,53 +369,57 @@ class HopperConsumer : HopperBlock<S> {
     products_commit();
     end_turn();
     begin_tile();
-    for (;;) {
-      int j = top_ - 1;
-      while (j >= low_) {
-        for (; j >= low_ && partial(j); --j) step<true>(j);
-        FOVEA_ROLL
-        for (; j >= low_ && !partial(j); --j) step<false>(j);
+    do {
+      // Blocks that not all rows see whole, those that they do, and again those that they do not.
+      int j = field(&HopperTile::top) - 1;
+      FOVEA_ROLL
+      for (flags_ &= kPart - 1; flags_ < 3 * kPart; flags_ += kPart) {
+        const auto part = static_cast<int>(flags_ / kPart);
+        int stop = field(&HopperTile::low);
+        if (part < 2) {
+          const int inner = part == 0 ? field(&HopperTile::inner_end) : field(&HopperTile::inner_begin);
+          stop = stop < inner ? inner : stop;
+        }
+        if (part == 1) {
+          FOVEA_ROLL
+          for (; j >= stop; --j) step<false>(j);
+        } else {
+          FOVEA_ROLL
+          for (; j >= stop; --j) step<true>(j);
+        }
       }
-      if (!cross_over()) return;
-    }
+    } while (cross_over());
   }
 
  private:
-  FOVEA_DEVICE bool partial(int block) const { return block < inner_begin_ || block >= inner_end_; }
+  /// Of the tile; the same in all lanes.
+  FOVEA_DEVICE int field(int HopperTile::*of) const { return shuffle(tile(number_).*of, 0); }
   FOVEA_DEVICE int quad() const { return lane() & 3; }
   FOVEA_DEVICE int warp_row() const { return group_ * 64 + (warp() & 3) * 16; }
   FOVEA_DEVICE void release(int barrier) const {
     if (lane() == 0) barrier_arrive(barriers_, barrier);
   }
   FOVEA_DEVICE void begin_turn() const {
-    if constexpr (S::kTurns) named_barrier_sync(1 + group_, 256);
+    if constexpr (S::kTurns) named_barrier_sync(1 + fresh(group_), 256);
   }
   FOVEA_DEVICE void end_turn() const {
     if constexpr (S::kTurns)
-      named_barrier_arrive(group_ + 1 == S::kGroups ? 1 : 2 + group_, 256);
+      named_barrier_arrive(S::kGroups == 2 ? 2 - fresh(group_)
+                           : group_ + 1 == S::kGroups ? 1
+                                                      : 2 + group_,
+                           256);
   }
   /// V of the block before the current K's: it has the stage before.
-  FOVEA_DEVICE int value_stage() const {
-    return keys_.stage == 0 ? S::kStages - 1 : keys_.stage - 1;
-  }
-  FOVEA_DEVICE int value_parity() const {
-    return keys_.stage == 0 ? keys_.parity ^ 1 : keys_.parity;
+  FOVEA_DEVICE int value_stage() const { return keys_.before().stage(); }
+  FOVEA_DEVICE bool has(std::uint32_t flag) const { return (flags_ & flag) != 0; }
+  FOVEA_DEVICE void set(std::uint32_t flag, bool on) {
+    flags_ = on ? flags_ | flag : flags_ & ~flag;
   }
 
   // Which rows come next. The stage of Q that they are in stays theirs until released.
   FOVEA_DEVICE bool take_tile() {
     wait(L::kQueryFull + (number_ & 1), number_ >> 1 & 1);
-    const HopperTile& t = tile(number_);
-    const int row = shuffle(t.row, 0);
-    top_next_ = shuffle(t.top, 0);
-    return row >= 0;
-  }
-  FOVEA_DEVICE void adopt_tile() {
-    const HopperTile& t = tile(number_);
-    top_ = top_next_;
-    low_ = shuffle(t.low, 0);
-    inner_begin_ = shuffle(t.inner_begin, 0);
-    inner_end_ = shuffle(t.inner_end, 0);
+    return field(&HopperTile::row) >= 0;
   }
   FOVEA_DEVICE std::uint32_t query_tile() const {
     return base_ + L::kQueries + (number_ & 1) * S::kQueryBytes;
@@ -430,7 +441,7 @@ class HopperConsumer : HopperBlock<S> {
   // S = Q K, columns 16 i to 16 i + 15 of both.
   FOVEA_DEVICE void multiply_keys(int i) {
     const MatrixAt k = MatrixAt::by_rows(base_ + L::kKeys) +
-                       keys_.stage * S::kKeyBytes + (i / 4 * S::kKeyPanel + i % 4 * 32);
+                       keys_.stage() * S::kKeyBytes + (i / 4 * S::kKeyPanel + i % 4 * 32);
     if constexpr (S::kKeepQueries) {
       if (i == 0)
         Wgmma<kKeys>::template registers_first<T, Lies::by_rows>(scores_, queries_[i], k);
@@ -452,48 +463,48 @@ class HopperConsumer : HopperBlock<S> {
     FOVEA_UNROLL
     for (int i = 0; i < kKeys / 16; ++i)
       Wgmma<kDepth>::template registers<T, Lies::by_columns>(sums_, weights_ + 4 * i, v + i * 2048,
-                                                             i > 0 || summed_);
+                                                             i > 0 || has(kSummed));
     products_commit();
   }
-  FOVEA_DEVICE void wait_for_values(int block) const {
-    const bool checked = args_.check_values && partial(block);
-    wait((checked ? L::kValueChecked : L::kValueFull) + value_stage(), value_parity());
+  FOVEA_DEVICE void wait_for_values() const {
+    const auto values = keys_.before();
+    wait((has(kChecked) ? L::kValueChecked : L::kValueFull) + values.stage(), values.parity());
   }
-  FOVEA_DEVICE void look_for_found(int block) {
-    if (!args_.check_values || !partial(block)) return;
+  FOVEA_DEVICE void look_for_found() {
+    if (!has(kChecked)) return;
     const Words4 x = load_shared_16(found_.address(4 * value_stage()));
-    found_any_ = found_any_ || (x.w[0] | x.w[1] | x.w[2]) != 0;
+    if ((x.w[0] | x.w[1] | x.w[2]) != 0) flags_ |= kFound;
   }
 
   // The first block of a tile: S is on its way.
   FOVEA_DEVICE void begin_tile() {
-    adopt_tile();
     products_wait<0>();
     settle(scores_);
-    release(L::kKeyEmpty + keys_.stage);
+    release(L::kKeyEmpty + keys_.stage());
     keys_.advance();
-    if (top_ == low_) release_queries();
-    if (partial(top_)) hide(top_);
+    const int top = field(&HopperTile::top);
+    const bool partial = field(&HopperTile::inner_begin) > top || field(&HopperTile::inner_end) <= top;
+    if (partial) hide(top);
+    set(kChecked, partial && args_.check_values);
     find_maxima(maxima_[0], maxima_[1]);
     weigh(totals_[0], totals_[1]);
-    summed_ = false;
-    found_any_ = false;
+    flags_ &= ~(kSummed | kFound);
     pack_weights();
   }
 
   template <bool kPartial>
   FOVEA_DEVICE void step(int j) {
-    wait(L::kKeyFull + keys_.stage, keys_.parity);
+    wait(L::kKeyFull + keys_.stage(), keys_.parity());
     begin_turn();
     products_fence();
     FOVEA_UNROLL
     for (int i = 0; i < kSteps; ++i) multiply_keys(i);
     products_commit();
-    wait_for_values(j + 1);
+    wait_for_values();
     products_fence();
     multiply_values();
     end_turn();
-    if (stored_ < number_) store_staged();
+    if (has(kStaged)) store_staged();
     products_wait<1>();
     settle(scores_);
     if constexpr (kPartial) hide(j);
@@ -504,16 +515,16 @@ class HopperConsumer : HopperBlock<S> {
     if (large) move_maxima(j, kPartial, sums, shrink);
     totals_[0] += sums[0];
     totals_[1] += sums[1];
-    release(L::kKeyEmpty + keys_.stage);
+    release(L::kKeyEmpty + keys_.stage());
     products_wait<0>();
     settle(sums_);
     settle(weights_);
-    summed_ = true;
-    look_for_found(j + 1);
+    flags_ |= kSummed;
+    look_for_found();
     release(L::kValueEmpty + value_stage());
     keys_.advance();
     pack_weights();
-    if (j == low_) release_queries();
+    set(kChecked, kPartial && args_.check_values);
     if (large) {
       FOVEA_UNROLL
       for (int n = 0; n < kDepth / 2; ++n) sums_[n] *= shrink[n >> 1 & 1];
@@ -523,37 +534,35 @@ class HopperConsumer : HopperBlock<S> {
   // The end of a tile: its last P V, then the next tile's first S, with O going to shared memory
   // between its products. False if there is no other tile.
   FOVEA_DEVICE bool cross_over() {
+    release_queries();
     ++number_;
     const bool more = take_tile();
     if (more) load_fragments();
     --number_;
-    wait_for_values(low_);
+    wait_for_values();
     begin_turn();
     products_fence();
     multiply_values();
     end_turn();
-    if (stored_ < number_) store_staged();
+    if (has(kStaged)) store_staged();
     float shares[2];
     finish_rows(shares);
-    if (more) wait(L::kKeyFull + keys_.stage, keys_.parity);
+    if (more) wait(L::kKeyFull + keys_.stage(), keys_.parity());
     if (lane() == 0) bulk_wait<0>();  // the O before has left its place
     warp_barrier();
     products_wait<0>();
     settle(sums_);
     settle(weights_);
-    look_for_found(low_);
+    look_for_found();
     release(L::kValueEmpty + value_stage());
-    if (found_any_) add_non_finite();
-    const bool mapped = stores_by_map();
-    if (!mapped) {
-      store_rows(shares);
-      ++stored_;
-    }
+    if (has(kFound)) add_non_finite();
+    set(kStaged, stores_by_map());
+    if (!has(kStaged)) store_rows(shares);
     ++number_;
     if (!more) {
       FOVEA_UNROLL
       for (int i = 0; i < kSteps; ++i) stage_out(i, shares);
-      if (mapped) store_staged();
+      if (has(kStaged)) store_staged();
       if (lane() == 0) bulk_wait<0>();
       return false;
     }
@@ -600,7 +609,7 @@ class HopperConsumer : HopperBlock<S> {
     }
   }
 
-  // The largest scores of the lane's two rows, in base 2, rounded up to whole numbers.
+  // The largest scores of the lane's two rows, in base 2. Not rounded: a row's only weight is to be 1.
   FOVEA_DEVICE void find_maxima(float& x0, float& x1) const {
     x0 = max(scores_[0], scores_[1]);
     x1 = max(scores_[2], scores_[3]);
@@ -613,8 +622,8 @@ class HopperConsumer : HopperBlock<S> {
     x1 = max(x1, shuffle_xor(x1, 1));
     x0 = max(x0, shuffle_xor(x0, 2));
     x1 = max(x1, shuffle_xor(x1, 2));
-    x0 = x0 == kNegativeInfinity ? kUnseen : round_up(multiply_up(x0, scale_));
-    x1 = x1 == kNegativeInfinity ? kUnseen : round_up(multiply_up(x1, scale_));
+    x0 = x0 == kNegativeInfinity ? kUnseen : multiply_up(x0, scale_);
+    x1 = x1 == kNegativeInfinity ? kUnseen : multiply_up(x1, scale_);
   }
 
   // S to P, and its sums over the lane's columns. What a multiprocessor's warps read from registers
@@ -674,7 +683,7 @@ class HopperConsumer : HopperBlock<S> {
   /// S again, from the stage of K that has not been released; each warp for itself.
   FOVEA_DEVICE void multiply_again() {
     const int l = fresh(lane());
-    const std::uint32_t k = base_ + L::kKeys + keys_.stage * S::kKeyBytes;
+    const std::uint32_t k = base_ + L::kKeys + keys_.stage() * S::kKeyBytes;
     FOVEA_UNROLL
     for (int n = 0; n < kKeys / 2; ++n) scores_[n] = 0;
     FOVEA_ROLL
@@ -752,7 +761,7 @@ class HopperConsumer : HopperBlock<S> {
                     t.batch * args_.out_steps.batch}});
       bulk_commit();
     }
-    stored_ = number_;
+    flags_ &= ~kStaged;
   }
   // Store out from registers: what no map can.
   FOVEA_DEVICE void store_rows(const float (&shares)[2]) const {
@@ -779,8 +788,8 @@ class HopperConsumer : HopperBlock<S> {
     const plain::Place place{t.batch, t.kv_head, t.k_begin};
     const plain::Place queries{t.batch, t.head, t.q_begin};
     FOVEA_ROLL
-    for (int j = low_; j <= top_; ++j) {
-      if (!partial(j)) continue;
+    for (int j = t.low; j <= t.top; ++j) {
+      if (!t.partial(j)) continue;
       const int end = (j + 1) * kKeys < t.kv_len ? (j + 1) * kKeys : t.kv_len;
       FOVEA_ROLL
       for (int key = j * kKeys; key < end; ++key) {
@@ -831,10 +840,13 @@ class HopperConsumer : HopperBlock<S> {
   float maxima_[2], totals_[2];  ///< m, l
   typename Block::template Place<S::kStages> keys_;
   int number_ = 0;  ///< of the tile
-  int stored_ = 0;  ///< of how many tiles out is stored, or on its way
-  int top_ = 0, low_ = 0, inner_begin_ = 0, inner_end_ = 0, top_next_ = 0;
-  bool summed_ = false;     ///< O holds something
-  bool found_any_ = false;  ///< values were replaced
+  /// In one register.
+  static constexpr std::uint32_t kSummed = 1;   ///< O holds something
+  static constexpr std::uint32_t kStaged = 2;   ///< out of the tile before is to be stored
+  static constexpr std::uint32_t kChecked = 4;  ///< V that comes next is looked at first
+  static constexpr std::uint32_t kFound = 8;    ///< values of the tile were replaced
+  static constexpr std::uint32_t kPart = 16;    ///< counts the parts of a tile
+  std::uint32_t flags_ = 0;
 };
 
 template <class S>
@@ -881,7 +893,7 @@ template <class Mode>
 HopperForwardVariant hopper_forward_of(std::int64_t head_dim, bool banded) {
   if (head_dim <= 64)
     return banded ? hopper_variant_of<HopperShape<Mode, 64, 2, 128, 3, true, true>>()
-                  : hopper_variant_of<HopperShape<Mode, 64, 3, 128, 3, false, true>>();
+                  : hopper_variant_of<HopperShape<Mode, 64, 3, 96, 3, false, true>>();
   return hopper_variant_of<HopperShape<Mode, 128, 2, 128, 2, true, true>>();
 }
 

@@ -10,6 +10,10 @@
 #include "cuda/device/platform.h"
 #include "cuda/device/shared.h"
 
+#if defined(FOVEA_CUDA_SPIN_LIMIT)
+#include <cstdio>
+#endif
+
 namespace fovea::cuda::FOVEA_WORLD {
 
 struct Mbarrier {

@@ -31,8 +31,6 @@ FOVEA_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 FOVEA_DEVICE float max(float a, float b) { return ::fmaxf(a, b); }
 /// a b, rounded up.
 FOVEA_DEVICE float multiply_up(float a, float b) { return __fmul_ru(a, b); }
-/// The next whole number.
-FOVEA_DEVICE float round_up(float x) { return ::ceilf(x); }
 
 /// Two floats rounded to nearest even, in one word.
 template <class T>
@@ -89,7 +87,6 @@ FOVEA_DEVICE float multiply_up(float a, float b) {
   const float product = a * b;
   return std::fma(a, b, -product) > 0 ? std::nextafter(product, __builtin_inff()) : product;
 }
-FOVEA_DEVICE float round_up(float x) { return std::ceil(x); }
 
 template <class T>
 std::uint32_t pack(float low, float high);
