@@ -168,7 +168,9 @@ class Device {
   BarrierPlace barrier_;
 
   struct FreeBytes {
-    void operator()(std::byte* bytes) const { ::operator delete (bytes, std::align_val_t{kSharedAlignment}); }
+    void operator()(std::byte* bytes) const {
+      ::operator delete (bytes, std::align_val_t{kSharedAlignment});
+    }
   };
   std::unique_ptr<std::byte, FreeBytes> shared_;
   std::size_t shared_capacity_ = 0;
@@ -191,8 +193,8 @@ Status Device::launch(const Entry& entry, LaunchShape shape, const void* args) {
     while (lanes_.size() < static_cast<std::size_t>(entry.threads))
       lanes_.emplace_back(&Device::run_thread);
     if (shared_capacity_ < shape.shared_bytes) {
-      shared_.reset(
-          static_cast<std::byte*>(::operator new (shape.shared_bytes, std::align_val_t{kSharedAlignment})));
+      shared_.reset(static_cast<std::byte*>(
+          ::operator new (shape.shared_bytes, std::align_val_t{kSharedAlignment})));
       shared_capacity_ = shape.shared_bytes;
     }
   } catch (const std::bad_alloc&) {

@@ -67,7 +67,8 @@ void multiply_bf16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32
 void multiply_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
 void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
 
-// What sm_90 has beyond that. Addresses of shared memory are counted from where the launch's begins.
+// What sm_90 has beyond that. Addresses of shared memory are counted from where the launch's
+// begins.
 
 std::uint32_t shared_address(const void* data);
 /// `bytes` bytes of shared memory, checked to lie within what the launch has.

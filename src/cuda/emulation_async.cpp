@@ -1,5 +1,6 @@
-// What runs beside the threads of the emulated sm_90: barriers that count bytes, boxes on their way,
-// products of warpgroups. All of it happens as late as the kernel lets it, or, sometimes, early.
+// What runs beside the threads of the emulated sm_90: barriers that count bytes, boxes on their
+// way, products of warpgroups. All of it happens as late as the kernel lets it, or, sometimes,
+// early.
 #include <algorithm>
 #include <bit>
 #include <cmath>
@@ -16,8 +17,8 @@ namespace {
 // Barriers.
 
 struct BarrierState {
-  int arrivals = 0;   ///< of a phase
-  int missing = 0;    ///< arrivals until the phase ends
+  int arrivals = 0;        ///< of a phase
+  int missing = 0;         ///< arrivals until the phase ends
   std::int64_t bytes = 0;  ///< announced and not come
   int phase = 0;
   const void* key = nullptr;
@@ -41,7 +42,8 @@ struct Block {
   std::map<std::uint32_t, BarrierState> barriers;
   NamedBarrier named[kNamedBarriers];
   std::vector<Load> loads;
-  std::vector<std::uint16_t> writers;  ///< of chunks of shared memory since their last fence; 0: none
+  std::vector<std::uint16_t>
+      writers;  ///< of chunks of shared memory since their last fence; 0: none
   int written = 0;
   /// B of the products that each warpgroup has issued, by which its warps are compared.
   std::vector<std::uint64_t> issued[8];
@@ -85,7 +87,7 @@ void forget_written(std::size_t chunk) {
 /// What a TensorMap holds here.
 struct Map {
   const std::byte* data;
-  std::int64_t strides[3];   ///< of the outer dimensions, in bytes
+  std::int64_t strides[3];  ///< of the outer dimensions, in bytes
   std::uint32_t sizes[4];
   std::uint16_t box[4];
   std::uint32_t mark;
@@ -208,8 +210,8 @@ void compute(void* const* operands, std::size_t n, int warp) {
   } else {
     for (std::uint32_t row = 0; row < 16; ++row)
       for (std::uint32_t k = 0; k < 16; ++k)
-        a[row * 16 + k] = by_rows(first.a_at, static_cast<std::uint32_t>(warp % 4) * 16 + row, k,
-                                  first.is_f16);
+        a[row * 16 + k] =
+            by_rows(first.a_at, static_cast<std::uint32_t>(warp % 4) * 16 + row, k, first.is_f16);
   }
   for (int column = 0; column < first.columns; column += 8) {
     float b[16 * 8], d[16 * 8];
@@ -256,7 +258,8 @@ void run_issue(void* const* operands) {
   // The warps of a group issue the same products.
   const auto warp = static_cast<std::size_t>(here.thread) / 32;
   std::vector<std::uint64_t>& issued = block.issued[warp / 4];
-  const std::uint64_t what = static_cast<std::uint64_t>(first.product.a_at) << 32 | first.product.b_at;
+  const std::uint64_t what =
+      static_cast<std::uint64_t>(first.product.a_at) << 32 | first.product.b_at;
   const std::size_t n = block.counts[warp]++;
   if (n == issued.size())
     issued.push_back(what);
@@ -339,10 +342,11 @@ std::string async_sleepers(int threads) {
     std::string what;
     for (const auto& [address, barrier] : block.barriers)
       if (lane.asleep == &barrier)
-        what = formatted("line {}: for phase {} of the mbarrier at {}, {} of {} arrivals and {} bytes "
-                         "missing",
-                         lane.asleep_line, barrier.phase, address, barrier.missing,
-                         barrier.arrivals, barrier.bytes);
+        what = formatted(
+            "line {}: for phase {} of the mbarrier at {}, {} of {} arrivals and {} bytes "
+            "missing",
+            lane.asleep_line, barrier.phase, address, barrier.missing, barrier.arrivals,
+            barrier.bytes);
     for (int n = 0; n < kNamedBarriers; ++n)
       if (lane.asleep == &block.named[n])
         what = formatted("at barrier {}, where {} of {} are", n, block.named[n].arrived,
@@ -372,9 +376,10 @@ void store_shared(std::uint32_t to, const void* from, std::size_t bytes) {
 void check_fenced(std::uint32_t address, std::size_t bytes) {
   for (std::size_t n = address / kChunk; n <= (address + bytes - 1) / kChunk; ++n)
     if (block.writers[n] != 0)
-      fail(formatted("16 bytes at {} of shared memory are read beside what thread {} wrote without a "
-                     "fence since",
-                     n * kChunk, block.writers[n] - 1));
+      fail(formatted(
+          "16 bytes at {} of shared memory are read beside what thread {} wrote without a "
+          "fence since",
+          n * kChunk, block.writers[n] - 1));
 }
 
 void fence_async() {

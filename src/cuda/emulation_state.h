@@ -34,11 +34,11 @@ struct Copy {
 
 /// A box or row on its way from shared memory.
 struct Departure {
-  TensorMap map;      ///< of a box
-  float* sums;        ///< a row is added to these; null: a box
+  TensorMap map;  ///< of a box
+  float* sums;    ///< a row is added to these; null: a box
   std::uint32_t from;
   int at[4];
-  int count;          ///< of a row
+  int count;  ///< of a row
   int group;
 };
 
@@ -59,9 +59,9 @@ struct Lane {
   int departure_groups = 0;
   std::vector<Issued> products;  ///< not computed yet
   int product_groups = 0;
-  bool fenced = false;                      ///< products may be issued
-  std::vector<std::uint32_t> written;       ///< chunks of shared memory, since the last fence_async
-  const void* asleep = nullptr;             ///< what it waits for
+  bool fenced = false;                 ///< products may be issued
+  std::vector<std::uint32_t> written;  ///< chunks of shared memory, since the last fence_async
+  const void* asleep = nullptr;        ///< what it waits for
   int asleep_line = 0, asleep_parity = 0;
 };
 
@@ -70,7 +70,8 @@ Lane& self();
 /// A thread of the block by its number.
 Lane& lane_of(int thread);
 
-/// Waits until woken: the thread does not run before some other one wakes those that sleep on `key`.
+/// Waits until woken: the thread does not run before some other one wakes those that sleep on
+/// `key`.
 void sleep_on(const void* key);
 void wake(const void* key);
 

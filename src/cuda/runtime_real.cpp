@@ -180,11 +180,10 @@ class RealRuntime final : public Runtime {
       if (d > 0)
         strides[d - 1] = static_cast<cuuint64_t>(from.strides[d] * element_bytes(from.element));
     }
-    const CUtensorMapDataType type = from.element == TensorElement::bf16
-                                         ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
-                                     : from.element == TensorElement::f16
-                                         ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
-                                         : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUtensorMapDataType type =
+        from.element == TensorElement::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+        : from.element == TensorElement::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
     const CUresult result =
         encoder(reinterpret_cast<CUtensorMap*>(&to), type, 4, const_cast<void*>(from.data), sizes,
                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,

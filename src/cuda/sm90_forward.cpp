@@ -1,5 +1,5 @@
-// cuda.sm90.forward as a row of the kernel table: what it serves, the workspace it needs, what runs in
-// which order. The work is in sm90_forward_kernel.h.
+// cuda.sm90.forward as a row of the kernel table: what it serves, the workspace it needs, what runs
+// in which order. The work is in sm90_forward_kernel.h.
 #include "cuda/sm90_forward.h"
 
 #include <algorithm>
@@ -29,8 +29,8 @@ struct MapOf {
   MapSteps steps;
 };
 
-/// Rows [batch, heads, rows, width] of one segment as boxes of `box_rows` rows; empty where the copy
-/// engine cannot read them, alignment of the first one aside.
+/// Rows [batch, heads, rows, width] of one segment as boxes of `box_rows` rows; empty where the
+/// copy engine cannot read them, alignment of the first one aside.
 template <class Pointer>
 std::optional<MapOf> map_of(const plain::Segments<Pointer>& segments, const RowSpace& space,
                             std::int64_t width, int box_rows) {
@@ -111,8 +111,7 @@ HopperForwardCall make_call(const Problem& p, std::byte* memory) {
   if (args.band.left == kUnbounded && args.band.right != kUnbounded) {
     const std::int64_t key_bytes = p.kv_len * (p.head_dim + p.v_head_dim) * 2;
     std::int64_t heads = 1;
-    while (heads < kMostSectionHeads &&
-           ceil_div(2 * heads, p.group()) * key_bytes <= kSectionBytes)
+    while (heads < kMostSectionHeads && ceil_div(2 * heads, p.group()) * key_bytes <= kSectionBytes)
       heads *= 2;
     args.section_heads = static_cast<int>(heads);
   }
@@ -139,10 +138,11 @@ Status run(const Problem& p, const Launch& on) {
   if (call.tasks == 0) return {};
   for (const auto& [map, name] : {std::pair{&call.q, "q"}, {&call.k, "k"}, {&call.v, "v"}})
     if (!map->has_value() || !begins_aligned((*map)->box.data))
-      return {StatusCode::invalid,
-              formatted("[cuda.sm90.forward] {} must begin at a multiple of 16 bytes, as it did when "
-                        "the plan was made",
-                        name)};
+      return {
+          StatusCode::invalid,
+          formatted("[cuda.sm90.forward] {} must begin at a multiple of 16 bytes, as it did when "
+                    "the plan was made",
+                    name)};
   if (Status s = encode(args.q_map, args.q_steps, *call.q); !s.ok()) return s;
   if (Status s = encode(args.k_map, args.k_steps, *call.k); !s.ok()) return s;
   if (Status s = encode(args.v_map, args.v_steps, *call.v); !s.ok()) return s;
@@ -199,18 +199,9 @@ Refusal supports(const Problem& p) {
 
 }  // namespace
 
-constexpr Kernel kSm90Forward = {"cuda.sm90.forward",
-                                 "cuda",
-                                 "flash",
-                                 Direction::forward,
-                                 DeviceType::cuda,
-                                 false,
-                                 available,
-                                 supports,
-                                 workspace_bytes,
-                                 run,
-                                 false,
-                                 nullptr,
+constexpr Kernel kSm90Forward = {"cuda.sm90.forward", "cuda", "flash",   Direction::forward,
+                                 DeviceType::cuda,    false,  available, supports,
+                                 workspace_bytes,     run,    false,     nullptr,
                                  staged_copies};
 
 }  // namespace fovea::cuda

@@ -19,7 +19,7 @@ struct HopperForwardArgs : plain::Call {
   MapSteps q_steps, k_steps, v_steps, out_steps;
   bool out_mapped = false;  ///< out_map can store it; a whole one, or 16 rows within a sequence
   plain::Sink out;
-  plain::Output lse;  ///< columns unused; data may be null
+  plain::Output lse;         ///< columns unused; data may be null
   float exponent_scale = 1;  ///< scale log2(e), positive
   int row_tiles = 0;         ///< of the longest sequence
   int tasks = 0;

@@ -11,30 +11,32 @@
 // A block stays on its multiprocessor and takes one tile of kRows query rows after the other. Its
 // first warpgroup works for the others: one thread has Q, K and V of tiles copied to shared memory,
 // in rings of stages (full, empty); three warps look at V where rows do not see all of it. Each of
-// the others owns 64 rows, a warp 16, so that a row's softmax takes the four lanes that share it and
-// P is the left operand of P V where it was made. Keys are walked from the last block to the first.
+// the others owns 64 rows, a warp 16, so that a row's softmax takes the four lanes that share it
+// and P is the left operand of P V where it was made. Keys are walked from the last block to the
+// first.
 //
 //   step j:  S = Q K[j], O += P[j + 1] V[j + 1] issued; wait for S; P[j] of it; wait for O
 //
-// While a warpgroup computes P the other's products run: they take turns (named barriers) in issuing.
+// While a warpgroup computes P the other's products run: they take turns (named barriers) in
+// issuing.
 //
-// The maximum is stale: the first block of a tile sets m to its exact maximum; later blocks take none. P may be larger than 1, which changes nothing but the unit that P
-// and l are in; when a lane's sum of P is large, the row goes over to another m by a power of two,
-// and where P is not finite any more, S is computed again (mma.sync, the stage of K being still
-// there) and a new maximum found. A row that has seen nothing has an m so low that its first score
-// takes that way.
+// The maximum is stale: the first block of a tile sets m to its exact maximum; later blocks take
+// none. P may be larger than 1, which changes nothing but the unit that P and l are in; when a
+// lane's sum of P is large, the row goes over to another m by a power of two, and where P is not
+// finite any more, S is computed again (mma.sync, the stage of K being still there) and a new
+// maximum found. A row that has seen nothing has an m so low that its first score takes that way.
 //
-// A value that is not finite must reach the rows that see it and no others; 0 NaN would reach all. In
-// blocks that some row does not see whole, warps of the first warpgroup replace such values by 0 in
-// shared memory, and tell so; who hears of it adds them by element at the end of the tile.
+// A value that is not finite must reach the rows that see it and no others; 0 NaN would reach all.
+// In blocks that some row does not see whole, warps of the first warpgroup replace such values by 0
+// in shared memory, and tell so; who hears of it adds them by element at the end of the tile.
 //
 // Shared memory, D 128: Q 2 x 32 KB, K 2 x 32, V 2 x 32, O 32: 225 KB. D 64: Q 2 x 16 to 24 KB,
 // K 3 x 16, V 3 x 16, O 16 to 24.
 // Registers: 40 or 32 for the first warpgroup; D 128: S 64, O 64, P 32, Q 32 of 232. D 64: two
 // warpgroups S 64, O 32, P 32, Q 16 of 232; three (Q stays in shared memory) of 160.
 //
-// Serves: f16 and bf16, head_dim and v_head_dim to 128, bands, lengths, GQA, sinks; layouts that the
-// copy engine can read.
+// Serves: f16 and bf16, head_dim and v_head_dim to 128, bands, lengths, GQA, sinks; layouts that
+// the copy engine can read.
 #pragma once
 
 #include "cuda/device/atomic.h"
@@ -48,8 +50,8 @@
 
 namespace fovea::cuda::FOVEA_WORLD {
 
-/// kDepth: columns of q, k, v in shared memory. kGroups: warpgroups that compute. kKeepQueries: Q is
-/// held in registers. kTurns: warpgroups take turns in issuing products.
+/// kDepth: columns of q, k, v in shared memory. kGroups: warpgroups that compute. kKeepQueries: Q
+/// is held in registers. kTurns: warpgroups take turns in issuing products.
 template <class Mode_, int kDepth_, int kGroups_, int kKeys_, int kStages_, bool kKeepQueries_,
           bool kTurns_>
 struct HopperShape {
@@ -66,7 +68,8 @@ struct HopperShape {
 };
 
 /// A tile of queries, the same for all threads. row: of the sequence; negative: there are no more
-/// tiles. Blocks of keys top, top - 1, ... low; those in [inner_begin, inner_end) are seen by all rows.
+/// tiles. Blocks of keys top, top - 1, ... low; those in [inner_begin, inner_end) are seen by all
+/// rows.
 struct HopperTile {
   int row, q_len, q_begin, head, batch;
   int kv_len, k_begin, kv_head;
@@ -158,7 +161,8 @@ class HopperProducer : HopperBlock<S> {
     while (live) {
       const HopperTile& t = tile(number_ - 1);
       const int top = t.top, low = t.low;
-      const BoxAt keys{{0, t.k_begin, t.kv_head * args_.k_steps.head, t.batch * args_.k_steps.batch}};
+      const BoxAt keys{
+          {0, t.k_begin, t.kv_head * args_.k_steps.head, t.batch * args_.k_steps.batch}};
       const BoxAt values{
           {0, t.k_begin, t.kv_head * args_.v_steps.head, t.batch * args_.v_steps.batch}};
       const int early = top - 3 > low ? top - 3 : low;
@@ -377,7 +381,8 @@ class HopperConsumer : HopperBlock<S> {
         const auto part = static_cast<int>(flags_ / kPart);
         int stop = field(&HopperTile::low);
         if (part < 2) {
-          const int inner = part == 0 ? field(&HopperTile::inner_end) : field(&HopperTile::inner_begin);
+          const int inner =
+              part == 0 ? field(&HopperTile::inner_end) : field(&HopperTile::inner_begin);
           stop = stop < inner ? inner : stop;
         }
         if (part == 1) {
@@ -404,7 +409,7 @@ class HopperConsumer : HopperBlock<S> {
   }
   FOVEA_DEVICE void end_turn() const {
     if constexpr (S::kTurns)
-      named_barrier_arrive(S::kGroups == 2 ? 2 - fresh(group_)
+      named_barrier_arrive(S::kGroups == 2            ? 2 - fresh(group_)
                            : group_ + 1 == S::kGroups ? 1
                                                       : 2 + group_,
                            256);
@@ -434,14 +439,14 @@ class HopperConsumer : HopperBlock<S> {
     }
   }
   FOVEA_DEVICE void load_fragment(std::uint32_t (&to)[4], int lane, int i) const {
-    load_matrices(to, swizzled(query_tile() + i / 4 * S::kQueryPanel,
-                               warp_row() + (lane & 15), 2 * (i & 3) + (lane >> 4)));
+    load_matrices(to, swizzled(query_tile() + i / 4 * S::kQueryPanel, warp_row() + (lane & 15),
+                               2 * (i & 3) + (lane >> 4)));
   }
 
   // S = Q K, columns 16 i to 16 i + 15 of both.
   FOVEA_DEVICE void multiply_keys(int i) {
-    const MatrixAt k = MatrixAt::by_rows(base_ + L::kKeys) +
-                       keys_.stage() * S::kKeyBytes + (i / 4 * S::kKeyPanel + i % 4 * 32);
+    const MatrixAt k = MatrixAt::by_rows(base_ + L::kKeys) + keys_.stage() * S::kKeyBytes +
+                       (i / 4 * S::kKeyPanel + i % 4 * 32);
     if constexpr (S::kKeepQueries) {
       if (i == 0)
         Wgmma<kKeys>::template registers_first<T, Lies::by_rows>(scores_, queries_[i], k);
@@ -458,8 +463,8 @@ class HopperConsumer : HopperBlock<S> {
   }
   // O = [O +] P V.
   FOVEA_DEVICE void multiply_values() {
-    const MatrixAt v = MatrixAt::by_columns(base_ + L::kValues, S::kKeyPanel) +
-                       value_stage() * S::kKeyBytes;
+    const MatrixAt v =
+        MatrixAt::by_columns(base_ + L::kValues, S::kKeyPanel) + value_stage() * S::kKeyBytes;
     FOVEA_UNROLL
     for (int i = 0; i < kKeys / 16; ++i)
       Wgmma<kDepth>::template registers<T, Lies::by_columns>(sums_, weights_ + 4 * i, v + i * 2048,
@@ -483,7 +488,8 @@ class HopperConsumer : HopperBlock<S> {
     release(L::kKeyEmpty + keys_.stage());
     keys_.advance();
     const int top = field(&HopperTile::top);
-    const bool partial = field(&HopperTile::inner_begin) > top || field(&HopperTile::inner_end) <= top;
+    const bool partial =
+        field(&HopperTile::inner_begin) > top || field(&HopperTile::inner_end) <= top;
     if (partial) hide(top);
     set(kChecked, partial && args_.check_values);
     find_maxima(maxima_[0], maxima_[1]);
@@ -609,7 +615,8 @@ class HopperConsumer : HopperBlock<S> {
     }
   }
 
-  // The largest scores of the lane's two rows, in base 2. Not rounded: a row's only weight is to be 1.
+  // The largest scores of the lane's two rows, in base 2. Not rounded: a row's only weight is to
+  // be 1.
   FOVEA_DEVICE void find_maxima(float& x0, float& x1) const {
     x0 = max(scores_[0], scores_[1]);
     x1 = max(scores_[2], scores_[3]);
@@ -627,7 +634,8 @@ class HopperConsumer : HopperBlock<S> {
   }
 
   // S to P, and its sums over the lane's columns. What a multiprocessor's warps read from registers
-  // here, products wait for: both rows' m must come in turns of two, which is why sums are by pairs.
+  // here, products wait for: both rows' m must come in turns of two, which is why sums are by
+  // pairs.
   FOVEA_DEVICE void weigh(float& sum0, float& sum1) {
     sum0 = sum1 = 0;
     FOVEA_UNROLL
@@ -645,8 +653,7 @@ class HopperConsumer : HopperBlock<S> {
   }
   FOVEA_DEVICE void pack_weights() {
     FOVEA_UNROLL
-    for (int n = 0; n < kKeys / 4; ++n)
-      weights_[n] = pack<T>(scores_[2 * n], scores_[2 * n + 1]);
+    for (int n = 0; n < kKeys / 4; ++n) weights_[n] = pack<T>(scores_[2 * n], scores_[2 * n + 1]);
   }
 
   // P has become large: another m. Seldom.
@@ -755,8 +762,7 @@ class HopperConsumer : HopperBlock<S> {
       const HopperTile& t = tile(number_ - 1);
       FOVEA_UNROLL
       for (int panel = 0; panel < S::kPanels; ++panel)
-        store_box(args_.out_map,
-                  base_ + L::kOut + panel * S::kQueryPanel + warp_row() * 128,
+        store_box(args_.out_map, base_ + L::kOut + panel * S::kQueryPanel + warp_row() * 128,
                   {{64 * panel, t.q_begin + t.row + warp_row(), t.head * args_.out_steps.head,
                     t.batch * args_.out_steps.batch}});
       bulk_commit();
@@ -793,8 +799,8 @@ class HopperConsumer : HopperBlock<S> {
       const int end = (j + 1) * kKeys < t.kv_len ? (j + 1) * kKeys : t.kv_len;
       FOVEA_ROLL
       for (int key = j * kKeys; key < end; ++key) {
-        const auto* v = reinterpret_cast<const T*>(
-            plain::run_at(args_.v.segments, place, key, 1).data);
+        const auto* v =
+            reinterpret_cast<const T*>(plain::run_at(args_.v.segments, place, key, 1).data);
         const auto columns = static_cast<int>(args_.shape.v_head_dim);
         bool some = false;
         FOVEA_ROLL
@@ -820,10 +826,8 @@ class HopperConsumer : HopperBlock<S> {
   /// exp2(c q.k - m), once more.
   FOVEA_DEVICE float weight_of(const plain::Place& keys, const plain::Place& queries, int i,
                                int key, float maximum) const {
-    const auto* q = reinterpret_cast<const T*>(
-        plain::run_at(args_.q.segments, queries, i, 1).data);
-    const auto* k =
-        reinterpret_cast<const T*>(plain::run_at(args_.k.segments, keys, key, 1).data);
+    const auto* q = reinterpret_cast<const T*>(plain::run_at(args_.q.segments, queries, i, 1).data);
+    const auto* k = reinterpret_cast<const T*>(plain::run_at(args_.k.segments, keys, key, 1).data);
     float product = 0;
     FOVEA_ROLL
     for (int n = 0; n < static_cast<int>(args_.shape.head_dim); ++n)

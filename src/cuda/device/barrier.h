@@ -1,10 +1,10 @@
-// Barriers of sm_90 in shared memory, which count arrivals and bytes, and barriers by number for some
-// warps of a block.
+// Barriers of sm_90 in shared memory, which count arrivals and bytes, and barriers by number for
+// some warps of a block.
 //
 // An Mbarrier goes through phases, 0, 1, 2 and so on. A phase ends when as many arrivals have been
-// counted as it was initialised with, and all bytes have come that were announced. wait(parity) waits
-// for the end of the current phase if that has this parity; if not, for nothing: so a consumer
-// begins with parity 0, and who waits for a place to become free with 1.
+// counted as it was initialised with, and all bytes have come that were announced. wait(parity)
+// waits for the end of the current phase if that has this parity; if not, for nothing: so a
+// consumer begins with parity 0, and who waits for a place to become free with 1.
 #pragma once
 
 #include "cuda/device/platform.h"
@@ -41,8 +41,8 @@ FOVEA_DEVICE void barrier_arrive_expecting(Shared<Mbarrier> of, int n, int bytes
                : "memory");
 }
 
-/// FOVEA_CUDA_SPIN_LIMIT, where the build defines it, is after how many looks a wait ends the kernel
-/// with the place where it stood, for finding what hangs.
+/// FOVEA_CUDA_SPIN_LIMIT, where the build defines it, is after how many looks a wait ends the
+/// kernel with the place where it stood, for finding what hangs.
 FOVEA_DEVICE void barrier_wait(Shared<Mbarrier> of, int n, int parity,
                                [[maybe_unused]] int line = __builtin_LINE()) {
 #if defined(FOVEA_CUDA_SPIN_LIMIT)

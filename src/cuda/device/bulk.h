@@ -1,5 +1,5 @@
-// Copies by the engine of sm_90: boxes of tensors to and from shared memory, and rows of f32 that are
-// added to global memory. One thread issues them.
+// Copies by the engine of sm_90: boxes of tensors to and from shared memory, and rows of f32 that
+// are added to global memory. One thread issues them.
 //
 // A load has arrived when the Mbarrier it was given counts its bytes. A store has been read from
 // shared memory behind bulk_wait, which waits for groups as copy_wait does; what it reads must have
@@ -45,11 +45,10 @@ FOVEA_DEVICE void store_box(const TensorMap& map, std::uint32_t from, BoxAt to) 
 }
 /// to[0 ...] += from[first ...], count floats, a multiple of 4; both 16-byte aligned.
 FOVEA_DEVICE void bulk_add(float* to, Shared<float> from, int first, int count) {
-  asm volatile(
-      "cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-          __cvta_generic_to_global(to)),
-      "r"(from.address(first)), "r"(count * 4)
-      : "memory");
+  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "r"(from.address(first)), "r"(count * 4)
+               : "memory");
 }
 FOVEA_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Of all groups but the latest kPending, shared memory has been read.
@@ -62,8 +61,8 @@ FOVEA_DEVICE void prefetch_map(const TensorMap& map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(&map) : "memory");
 }
 
-/// Stores four 8 x 8 matrices of 16 bits, r[m] = (g, 2t), (g, 2t + 1) of matrix m: lane 8 m + i says
-/// where row i of matrix m goes, a multiple of 16.
+/// Stores four 8 x 8 matrices of 16 bits, r[m] = (g, 2t), (g, 2t + 1) of matrix m: lane 8 m + i
+/// says where row i of matrix m goes, a multiple of 16.
 FOVEA_DEVICE void store_matrices(std::uint32_t to, std::uint32_t r0, std::uint32_t r1,
                                  std::uint32_t r2, std::uint32_t r3) {
   asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
@@ -127,8 +126,8 @@ FOVEA_DEVICE void store_shared_16(std::uint32_t to, Words4 x) {
 
 #endif
 
-/// Where 16 bytes of a swizzled tile lie: `chunk` (0 to 7) of a row of 128 bytes. The tile begins at a
-/// multiple of 1024 bytes.
+/// Where 16 bytes of a swizzled tile lie: `chunk` (0 to 7) of a row of 128 bytes. The tile begins
+/// at a multiple of 1024 bytes.
 FOVEA_DEVICE std::uint32_t swizzled(std::uint32_t tile, int row, int chunk) {
   return tile + static_cast<std::uint32_t>(row * 128 + ((chunk ^ (row & 7)) << 4));
 }

@@ -1,13 +1,13 @@
-// Products of four warps (a warpgroup) on the tensor cores of sm_90: D [64, N] += A [64, 16] B [16, N]
-// of 16-bit numbers in f32, B from shared memory, A from there or from registers.
+// Products of four warps (a warpgroup) on the tensor cores of sm_90: D [64, N] += A [64, 16] B [16,
+// N] of 16-bit numbers in f32, B from shared memory, A from there or from registers.
 //
 // Warp w has rows 16 w to 16 w + 15 of A and D. With g = lane / 4 and t = lane % 4 a lane holds of
-//   D  d[4 n], d[4 n + 1] = (g, 8 n + 2 t), (g, 8 n + 2 t + 1)      d[4 n + 2], d[4 n + 3]: row g + 8
-//   A  as in matrix.h
+//   D  d[4 n], d[4 n + 1] = (g, 8 n + 2 t), (g, 8 n + 2 t + 1)      d[4 n + 2], d[4 n + 3]: row g +
+//   8 A  as in matrix.h
 //
 // Products run asynchronously. Between products_fence() and the products_wait() that covers their
-// group, registers of D and A belong to them, and so does what they read of shared memory; behind the
-// wait, settle() keeps the compiler from using the registers earlier.
+// group, registers of D and A belong to them, and so does what they read of shared memory; behind
+// the wait, settle() keeps the compiler from using the registers earlier.
 //
 // Tiles in shared memory are swizzled rows of 128 bytes (TensorBox), 64 elements of 16 bits:
 //   by rows     A [64, 16], B's transpose [N, 16]: rows of A, columns of B, one after the other
@@ -20,9 +20,9 @@
 
 namespace fovea::cuda::FOVEA_WORLD {
 
-/// An operand in shared memory, the lower word of what the hardware calls a matrix descriptor: bits 0
-/// to 13 the address, bits 16 to 29 the distance of panels, both by 16 bytes. The upper word is the
-/// same for all: 1024 bytes between groups of 8 rows, swizzled by 128 bytes.
+/// An operand in shared memory, the lower word of what the hardware calls a matrix descriptor: bits
+/// 0 to 13 the address, bits 16 to 29 the distance of panels, both by 16 bytes. The upper word is
+/// the same for all: 1024 bytes between groups of 8 rows, swizzled by 128 bytes.
 struct MatrixAt {
   std::uint32_t low;
 
@@ -80,24 +80,22 @@ FOVEA_DEVICE void settle(std::uint32_t (&x)[kCount]) {
 #define FOVEA_NAMES_96 FOVEA_NAMES_90 ",%90,%91,%92,%93,%94,%95"
 #define FOVEA_NAMES_128 FOVEA_NAMES_120 ",%120,%121,%122,%123,%124,%125,%126,%127"
 
-#define FOVEA_EIGHT(c, n)                                                                \
-  c(d[n]), c(d[n + 1]), c(d[n + 2]), c(d[n + 3]), c(d[n + 4]), c(d[n + 5]), c(d[n + 6]), \
-      c(d[n + 7])
+#define FOVEA_EIGHT(c, n) \
+  c(d[n]), c(d[n + 1]), c(d[n + 2]), c(d[n + 3]), c(d[n + 4]), c(d[n + 5]), c(d[n + 6]), c(d[n + 7])
 #define FOVEA_PLACES_32(c) \
   FOVEA_EIGHT(c, 0), FOVEA_EIGHT(c, 8), FOVEA_EIGHT(c, 16), FOVEA_EIGHT(c, 24)
 #define FOVEA_PLACES_40(c) FOVEA_PLACES_32(c), FOVEA_EIGHT(c, 32)
 #define FOVEA_PLACES_48(c) FOVEA_PLACES_40(c), FOVEA_EIGHT(c, 40)
 #define FOVEA_PLACES_64(c) FOVEA_PLACES_48(c), FOVEA_EIGHT(c, 48), FOVEA_EIGHT(c, 56)
-#define FOVEA_PLACES_96(c)                                                                 \
-  FOVEA_PLACES_64(c), FOVEA_EIGHT(c, 64), FOVEA_EIGHT(c, 72), FOVEA_EIGHT(c, 80), \
-      FOVEA_EIGHT(c, 88)
-#define FOVEA_PLACES_128(c)                                                                  \
+#define FOVEA_PLACES_96(c) \
+  FOVEA_PLACES_64(c), FOVEA_EIGHT(c, 64), FOVEA_EIGHT(c, 72), FOVEA_EIGHT(c, 80), FOVEA_EIGHT(c, 88)
+#define FOVEA_PLACES_128(c)                                                         \
   FOVEA_PLACES_96(c), FOVEA_EIGHT(c, 96), FOVEA_EIGHT(c, 104), FOVEA_EIGHT(c, 112), \
       FOVEA_EIGHT(c, 120)
 
 /// The products of one N. kFirst: D = A B; what D held before does not matter. Else D = A B where
-/// `add` is false. The matrix descriptors are put together inside: the compiler would otherwise keep
-/// one for each step of a loop.
+/// `add` is false. The matrix descriptors are put together inside: the compiler would otherwise
+/// keep one for each step of a loop.
 template <int kColumns>
 struct Wgmma;
 
