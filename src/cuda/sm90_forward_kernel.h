@@ -157,24 +157,27 @@ class HopperProducer : HopperBlock<S> {
   FOVEA_DEVICE explicit HopperProducer(const HopperForwardArgs& args) : Block(args) {}
 
   FOVEA_DEVICE void run() {
-    bool live = load_queries();
-    while (live) {
-      const HopperTile& t = tile(number_ - 1);
-      const int top = t.top, low = t.low;
-      const BoxAt keys{
-          {0, t.k_begin, t.kv_head * args_.k_steps.head, t.batch * args_.k_steps.batch}};
-      const BoxAt values{
-          {0, t.k_begin, t.kv_head * args_.v_steps.head, t.batch * args_.v_steps.batch}};
+    // Q of a tile is asked for while blocks of the one before are loaded; of the first, before all.
+    bool live = false;
+    int top = 0, low = 0;
+    do {
+      const bool some = number_ > 0;
+      const HopperTile& t = tile(some ? number_ - 1 : 0);
+      if (some) {
+        top = t.top;
+        low = t.low;
+      }
       const int early = top - 3 > low ? top - 3 : low;
       FOVEA_ROLL
       for (int j = top; j >= low; --j) {
-        load(args_.k_map, L::kKeys, L::kKeyFull, L::kKeyEmpty, keys_, keys, j);
-        if (j < top)
-          load(args_.v_map, L::kValues, L::kValueFull, L::kValueEmpty, values_, values, j + 1);
+        if (some) {
+          load_keys(t, j);
+          if (j < top) load_values(t, j + 1);
+        }
         if (j == early) live = load_queries();
       }
-      load(args_.v_map, L::kValues, L::kValueFull, L::kValueEmpty, values_, values, low);
-    }
+      if (some) load_values(t, low);
+    } while (live);
   }
 
  private:
@@ -207,6 +210,14 @@ class HopperProducer : HopperBlock<S> {
     return true;
   }
 
+  FOVEA_DEVICE void load_keys(const HopperTile& t, int block) {
+    load(args_.k_map, L::kKeys, L::kKeyFull, L::kKeyEmpty, keys_,
+         {{0, t.k_begin, t.kv_head * args_.k_steps.head, t.batch * args_.k_steps.batch}}, block);
+  }
+  FOVEA_DEVICE void load_values(const HopperTile& t, int block) {
+    load(args_.v_map, L::kValues, L::kValueFull, L::kValueEmpty, values_,
+         {{0, t.k_begin, t.kv_head * args_.v_steps.head, t.batch * args_.v_steps.batch}}, block);
+  }
   FOVEA_DEVICE void load(const TensorMap& map, int ring, int full, int empty,
                          typename Block::template Place<S::kStages>& place, BoxAt from, int block) {
     wait(empty + place.stage(), place.parity() ^ 1);
@@ -399,17 +410,19 @@ class HopperConsumer : HopperBlock<S> {
  private:
   /// Of the tile; the same in all lanes.
   FOVEA_DEVICE int field(int HopperTile::*of) const { return shuffle(tile(number_).*of, 0); }
-  FOVEA_DEVICE int quad() const { return lane() & 3; }
-  FOVEA_DEVICE int warp_row() const { return group_ * 64 + (warp() & 3) * 16; }
+  /// Who the thread is, found out anew each time: what is computed from it would else be kept.
+  FOVEA_DEVICE int lane() const { return fresh(thread_index()) & 31; }
+  FOVEA_DEVICE int quad() const { return fresh(thread_index()) & 3; }
+  FOVEA_DEVICE int warp_row() const { return (fresh(thread_index()) / 32 - 4) * 16; }
   FOVEA_DEVICE void release(int barrier) const {
-    if (lane() == 0) barrier_arrive(barriers_, barrier);
+    if ((thread_index() & 31) == 0) barrier_arrive(barriers_, barrier);
   }
   FOVEA_DEVICE void begin_turn() const {
-    if constexpr (S::kTurns) named_barrier_sync(1 + fresh(group_), 256);
+    if constexpr (S::kTurns) named_barrier_sync(fresh(thread_index()) >> 7, 256);
   }
   FOVEA_DEVICE void end_turn() const {
     if constexpr (S::kTurns)
-      named_barrier_arrive(S::kGroups == 2            ? 2 - fresh(group_)
+      named_barrier_arrive(S::kGroups == 2            ? 3 - (fresh(thread_index()) >> 7)
                            : group_ + 1 == S::kGroups ? 1
                                                       : 2 + group_,
                            256);
