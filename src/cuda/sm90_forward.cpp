@@ -159,10 +159,14 @@ Status run(const Problem& p, const Launch& on) {
                 on.stream);
 }
 
+bool is_hopper(const DeviceProperties& properties) {
+  return properties.major == 9 && properties.minor == 0;
+}
+
 Refusal available(const Device& device) {
   if (Refusal refusal = available_sm80(device); !refusal.serves()) return refusal;
   const DeviceProperties* properties = properties_of(device);
-  if (properties->major != 9 || properties->minor != 0)
+  if (!is_hopper(*properties))
     return Refusal::because(RefusalCode::instruction_set, "compute capability 9.0");
   return Refusal::accept();
 }
@@ -184,7 +188,10 @@ Refusal supports(const Problem& p) {
     return Refusal::because(RefusalCode::v_head_dim, p.v_head_dim, kMostColumns);
   if (!(p.scale > 0)) return refuse("a scale that is not positive");
   const HopperForwardCall call = make_call(p, nullptr);
-  if (call.variant.tile.shared_bytes > properties_of(p.device)->shared_bytes)
+  // Asked of another device, which is not available, what the kernel serves is the same.
+  const DeviceProperties* properties = properties_of(p.device);
+  if (properties != nullptr && is_hopper(*properties) &&
+      call.variant.tile.shared_bytes > properties->shared_bytes)
     return refuse("no tile fits the device's shared memory");
   if (call.tasks == 0) return Refusal::accept();
   if (p.kv_len == 0) return refuse("no keys");
