@@ -37,20 +37,35 @@ target_compile_definitions(fovea_cuda_build INTERFACE
 
 # fovea_cuda_kernels(<name> <objects> <source>...): compiles kernel sources, named as seen from the
 # current folder, for every world that is built. <objects> is the variable that receives their
-# object files.
+# object files. Sources named sm90_* use what only sm_90a has, and are compiled for that alone.
 function(fovea_cuda_kernels name objects)
   set(result "")
   if(FOVEA_WITH_CUDA AND ARGN)
-    set(sources ${ARGN})
-    list(TRANSFORM sources PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
-    add_library(${name}_real OBJECT ${sources})
-    target_include_directories(${name}_real PRIVATE ${PROJECT_SOURCE_DIR})
-    target_link_libraries(${name}_real PRIVATE fovea_build fovea_cuda_build)
-    target_compile_definitions(${name}_real PRIVATE FOVEA_WORLD=real)
-    # --fmad=false: products and sums are fused where the source says so, as in the CPU's kernels.
-    target_compile_options(${name}_real PRIVATE --expt-relaxed-constexpr --fmad=false
-      $<$<BOOL:${FOVEA_CUDA_VERBOSE}>:-Xptxas=-v> $<$<BOOL:${FOVEA_WERROR}>:-Werror=all-warnings>)
-    list(APPEND result $<TARGET_OBJECTS:${name}_real>)
+    set(hopper ${ARGN})
+    list(FILTER hopper INCLUDE REGEX "(^|/)sm90_[^/]*$")
+    set(others ${ARGN})
+    list(FILTER others EXCLUDE REGEX "(^|/)sm90_[^/]*$")
+    foreach(part IN ITEMS others hopper)
+      if(NOT ${part})
+        continue()
+      endif()
+      set(target ${name}_real_${part})
+      list(TRANSFORM ${part} PREPEND ${CMAKE_CURRENT_SOURCE_DIR}/)
+      add_library(${target} OBJECT ${${part}})
+      if("${part}" STREQUAL "hopper")
+        set_target_properties(${target} PROPERTIES CUDA_ARCHITECTURES 90a-real)
+      endif()
+      target_include_directories(${target} PRIVATE ${PROJECT_SOURCE_DIR})
+      target_link_libraries(${target} PRIVATE fovea_build fovea_cuda_build)
+      target_compile_definitions(${target} PRIVATE FOVEA_WORLD=real)
+      # --fmad=false: products and sums are fused where the source says so, as in the CPU's kernels.
+      target_compile_options(${target} PRIVATE --expt-relaxed-constexpr --fmad=false
+        $<$<BOOL:${FOVEA_CUDA_VERBOSE}>:-Xptxas=-v> $<$<BOOL:${FOVEA_WERROR}>:-Werror=all-warnings>)
+      if(FOVEA_CUDA_SPIN_LIMIT)
+        target_compile_definitions(${target} PRIVATE FOVEA_CUDA_SPIN_LIMIT=${FOVEA_CUDA_SPIN_LIMIT})
+      endif()
+      list(APPEND result $<TARGET_OBJECTS:${target}>)
+    endforeach()
   endif()
   if(FOVEA_EMULATE_CUDA AND ARGN)
     set(sources "")

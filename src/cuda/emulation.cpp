@@ -20,9 +20,13 @@ Here here;
 namespace {
 
 constexpr int kMostThreads = 1024;
+// Swizzles go by the bits of addresses.
+constexpr std::size_t kSharedAlignment = 1024;
 constexpr std::uint32_t kWholeWarp = 0xFFFFFFFFu;
 // A thread that looks this often, while nothing else happens in the block, waits in vain.
 constexpr int kMostPolls = 1 << 20;
+// Of how many switches one sees a copy arrive.
+constexpr std::uint32_t kArrivals = 256;
 
 struct Warp {
   std::uint32_t ready = 0;    ///< lanes that can run
@@ -68,14 +72,39 @@ class Device {
 
   /// Goes on with another thread, of another warp once in `patience` times.
   void give_way(std::uint32_t patience) {
-    const int next = draw_next(patience);
-    if (next < 0) fail_stuck();
-    switch_to(next);
+    // What is on its way arrives seldom while threads can run, and at the latest when none can.
+    if (async_pending() > 0 && draw(kArrivals) == 0) async_arrive();
+    for (;;) {
+      const int next = draw_next(patience);
+      if (next >= 0) {
+        switch_to(next);
+        return;
+      }
+      if (!async_arrive()) fail_stuck();
+    }
   }
   void give_way() { give_way(patience_); }
 
   void meet(const Operation& operation, void* operand);
   void barrier(const char* file, int line);
+
+  void sleep_on(const void* key) {
+    self().asleep = key;
+    set_ready(here.thread >> 5, warp_of(here.thread).ready & ~bit_of(here.thread));
+    give_way();
+  }
+  void wake(const void* key) {
+    polls_ = 0;
+    for (int thread = 0; thread < here.threads; ++thread) {
+      Lane& lane = lanes_[static_cast<std::size_t>(thread)];
+      if (lane.asleep != key) continue;
+      lane.asleep = nullptr;
+      set_ready(thread >> 5, warp_of(thread).ready | bit_of(thread));
+    }
+  }
+  Lane& lane_of(int thread) { return lanes_[static_cast<std::size_t>(thread)]; }
+  std::byte* shared_base() { return shared_.get(); }
+  std::size_t shared_size() const { return shape_.shared_bytes; }
 
   void poll() {
     if (++polls_ > kMostPolls) fail("waits for a value that no thread or earlier block writes");
@@ -139,7 +168,9 @@ class Device {
   BarrierPlace barrier_;
 
   struct FreeBytes {
-    void operator()(std::byte* bytes) const { ::operator delete (bytes, std::align_val_t{128}); }
+    void operator()(std::byte* bytes) const {
+      ::operator delete (bytes, std::align_val_t{kSharedAlignment});
+    }
   };
   std::unique_ptr<std::byte, FreeBytes> shared_;
   std::size_t shared_capacity_ = 0;
@@ -162,8 +193,8 @@ Status Device::launch(const Entry& entry, LaunchShape shape, const void* args) {
     while (lanes_.size() < static_cast<std::size_t>(entry.threads))
       lanes_.emplace_back(&Device::run_thread);
     if (shared_capacity_ < shape.shared_bytes) {
-      shared_.reset(
-          static_cast<std::byte*>(::operator new (shape.shared_bytes, std::align_val_t{128})));
+      shared_.reset(static_cast<std::byte*>(
+          ::operator new (shape.shared_bytes, std::align_val_t{kSharedAlignment})));
       shared_capacity_ = shape.shared_bytes;
     }
   } catch (const std::bad_alloc&) {
@@ -199,6 +230,7 @@ void Device::begin_block(std::int64_t block) {
     warps_[n].arrived = 0;
     set_ready(n, kWholeWarp);
   }
+  async_begin_block();
   if (shape_.shared_bytes > 0) std::memset(shared_.get(), 0xFF, shape_.shared_bytes);
 }
 
@@ -229,6 +261,7 @@ void Device::end_thread() {
   for (const Copy& copy : lane.copies) std::memcpy(copy.to, copy.data, sizeof(copy.data));
   lane.copies.clear();
   lane.groups = 0;
+  async_end_thread(lane);
 
   Warp& warp = warp_of(here.thread);
   if (warp.arrived != 0)
@@ -307,7 +340,7 @@ void Device::fail_stuck() {
     if (warps_[n].arrived != 0)
       text += formatted(", {} of warp {} wait at {}", std::popcount(warps_[n].arrived), n,
                         warps_[n].operation->name);
-  fail(std::move(text));
+  fail(text + async_sleepers(here.threads));
 }
 
 }  // namespace
@@ -321,6 +354,11 @@ void meet(const Operation& operation, void* operand) { device().meet(operation, 
 void give_way() { device().give_way(); }
 std::uint32_t draw(std::uint32_t bound) { return device().draw(bound); }
 Lane& self() { return device().self(); }
+Lane& lane_of(int thread) { return device().lane_of(thread); }
+void sleep_on(const void* key) { device().sleep_on(key); }
+void wake(const void* key) { device().wake(key); }
+std::byte* shared_base() { return device().shared_base(); }
+std::size_t shared_size() { return device().shared_size(); }
 
 void fail(std::string&& message) { device().fail(std::move(message)); }
 

@@ -13,6 +13,7 @@
 #include <fovea/status.h>
 
 #include "cuda/launch.h"
+#include "cuda/tensor_map.h"
 
 namespace fovea::cuda::emulation {
 
@@ -65,5 +66,42 @@ void load_matrices(std::uint32_t (&r)[4], const void* row, bool transposed);
 void multiply_bf16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
 void multiply_f16(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
 void multiply_tf32(float (&d)[4], const std::uint32_t (&a)[4], const std::uint32_t (&b)[2]);
+
+// What sm_90 has beyond that. Addresses of shared memory are counted from where the launch's
+// begins.
+
+std::uint32_t shared_address(const void* data);
+/// `bytes` bytes of shared memory, checked to lie within what the launch has.
+void* shared_at(std::uint32_t address, std::size_t bytes);
+void store_shared(std::uint32_t to, const void* from, std::size_t bytes);
+
+void mbarrier_init(const void* at, int arrivals);
+void mbarrier_arrive(const void* at, int expected_bytes);
+void mbarrier_wait(const void* at, int parity, int line);
+void named_barrier(int number, int threads, bool waits);
+void fence_async();
+
+void load_box(std::uint32_t to, const TensorMap& map, const void* mbarrier, const int (&at)[4]);
+void store_box(const TensorMap& map, std::uint32_t from, const int (&at)[4]);
+void bulk_add(float* to, std::uint32_t from, int count);
+void bulk_commit();
+void bulk_wait(int pending);
+void store_matrices(std::uint32_t to, const std::uint32_t (&r)[4]);
+
+/// D [64, columns] += A [64, 16] B [16, columns], as one lane has it.
+struct AsyncProduct {
+  float* d = nullptr;
+  const std::uint32_t* a = nullptr;  ///< registers; null: A is in shared memory
+  std::uint32_t a_at = 0, b_at = 0;  ///< MatrixAt
+  int columns = 0;
+  bool is_f16 = false, b_by_columns = false, add = false;
+};
+void products_fence();
+void products_issue(const AsyncProduct& product);
+void products_commit();
+void products_wait(int pending);
+
+/// What the emulated device makes of a tensor map.
+Status encode(TensorMap& to, const TensorBox& from);
 
 }  // namespace fovea::cuda::emulation

@@ -140,19 +140,9 @@ Row add_row_widely(const Row& d, const float* a, const Row (&b)[kDepth], const E
   return result;
 }
 
-/// D += A B.
+/// d [16, 8] += a b.
 template <int kDepth>
-void multiply_add(void* const* operands, const float (&a)[16 * kDepth],
-                  const float (&b)[kDepth * 8]) {
-  float d[16 * 8];
-  for (int lane = 0; lane < 32; ++lane) {
-    const float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
-    float* to = d + lane / 4 * 8 + lane % 4 * 2;
-    to[0] = x[0];
-    to[1] = x[1];
-    to[64] = x[2];
-    to[65] = x[3];
-  }
+void add_product(float (&d)[16 * 8], const float (&a)[16 * kDepth], const float (&b)[kDepth * 8]) {
   std::int16_t of_a[16 * kDepth], of_b[kDepth * 8], of_d[16 * 8];
   find_exponents(a, of_a);
   find_exponents(b, of_b);
@@ -175,6 +165,22 @@ void multiply_add(void* const* operands, const float (&a)[16 * kDepth],
                                      : add_row_widely(sums[i], a + i * kDepth, rows, most[i]);
   }
   std::memcpy(d, sums, sizeof(d));
+}
+
+/// D += A B, D in the registers of a warp.
+template <int kDepth>
+void multiply_add(void* const* operands, const float (&a)[16 * kDepth],
+                  const float (&b)[kDepth * 8]) {
+  float d[16 * 8];
+  for (int lane = 0; lane < 32; ++lane) {
+    const float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
+    float* to = d + lane / 4 * 8 + lane % 4 * 2;
+    to[0] = x[0];
+    to[1] = x[1];
+    to[64] = x[2];
+    to[65] = x[3];
+  }
+  add_product<kDepth>(d, a, b);
   for (int lane = 0; lane < 32; ++lane) {
     float* x = static_cast<const MultiplyOperand*>(operands[lane])->d;
     const float* from = d + lane / 4 * 8 + lane % 4 * 2;
@@ -243,6 +249,13 @@ void arrive(const Copy& copy) { std::memcpy(copy.to, copy.data, sizeof(copy.data
 }  // namespace
 
 void warp_barrier() { meet(kWarpBarrier, nullptr); }
+
+void multiply_tile(float (&d)[128], const float (&a)[256], const float (&b)[128]) {
+  add_product<16>(d, a, b);
+}
+float widen_16(std::uint32_t bits, bool is_f16) {
+  return is_f16 ? widen_f16(bits) : widen_bf16(bits);
+}
 
 void shuffle(void* result, const void* value, std::size_t bytes, int from_lane) {
   ShuffleOperand operand = {result, value, bytes, from_lane};

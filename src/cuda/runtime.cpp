@@ -26,6 +26,7 @@ class AbsentRuntime final : public Runtime {
     return refuse();
   }
   Status clear(int, void*, std::size_t, void*) override { return refuse(); }
+  Status encode(TensorMap&, const TensorBox&) override { return refuse(); }
   Result<bool> capturing(int, void*) override { return refuse(); }
   std::uint64_t stream_id(int, void*) override { return 0; }
   Result<Mark> record(int, void*, Mark) override { return refuse(); }
@@ -93,6 +94,26 @@ Status check_launch(std::span<const DeviceProperties> devices, int device, const
         formatted("{} bytes of shared memory; the device has {}", shape.shared_bytes, limit));
   if (args_bytes > kMostArgumentBytes)
     return refuse(formatted("{} bytes of arguments; at most {}", args_bytes, kMostArgumentBytes));
+  return {};
+}
+
+Status check_box(const TensorBox& x) {
+  const auto refuse = [](std::string why) {
+    return Status(StatusCode::internal, formatted("[cuda] a tensor map of {}", why));
+  };
+  constexpr std::int64_t kUnit = 16, kMostBytes = std::int64_t{1} << 40, kMostBox = 256;
+  const std::int64_t bytes = element_bytes(x.element);
+  if (reinterpret_cast<std::uintptr_t>(x.data) % kUnit != 0)
+    return refuse("data that does not begin at a multiple of 16 bytes");
+  for (int d = 0; d < 4; ++d) {
+    if (x.sizes[d] < 1 || x.sizes[d] > std::numeric_limits<std::int32_t>::max())
+      return refuse(formatted("{} elements", x.sizes[d]));
+    if (x.box[d] < 1 || x.box[d] > kMostBox) return refuse(formatted("boxes of {}", x.box[d]));
+    const std::int64_t step = x.strides[d] * bytes;
+    if (d > 0 && (step < kUnit || step % kUnit != 0 || step >= kMostBytes))
+      return refuse(formatted("elements {} bytes apart", step));
+  }
+  if (x.strides[0] != 1 || x.box[0] * bytes != 128) return refuse("rows of odd sizes");
   return {};
 }
 

@@ -12,6 +12,7 @@
 #include <fovea/status.h>
 
 #include "cuda/launch.h"
+#include "cuda/tensor_map.h"
 
 namespace fovea::cuda {
 
@@ -46,6 +47,8 @@ class Runtime {
                         std::size_t args_bytes, void* stream) = 0;
   /// Sets bytes to 0.
   virtual Status clear(int device, void* data, std::size_t bytes, void* stream) = 0;
+  /// A tensor as the copy engine of sm_90 sees it; done on the host, at once.
+  virtual Status encode(TensorMap& to, const TensorBox& from) = 0;
   /// Whether the stream is being captured into a graph.
   virtual Result<bool> capturing(int device, void* stream) = 0;
   /// Names a stream for as long as the process lives; handles are used again.

@@ -4,6 +4,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <limits>
+#include <string_view>
 
 #include "contract/format.h"
 #include "cuda/emulation.h"
@@ -30,6 +31,10 @@ class EmulatedRuntime final : public Runtime {
 
   Status clear(int device, void* data, std::size_t bytes, void*) override {
     return work(device, [&] { std::fill_n(static_cast<std::byte*>(data), bytes, std::byte{0}); });
+  }
+
+  Status encode(TensorMap& to, const TensorBox& from) override {
+    return emulation::encode(to, from);
   }
 
   Result<bool> capturing(int, void*) override { return streams.load().capturing; }
@@ -97,7 +102,14 @@ class EmulatedRuntime final : public Runtime {
   }
 
   const std::string available_;
-  DeviceProperties properties_ = {"emulated sm_80", 8, 0, 4, shared_limit(std::size_t{163} * 1024)};
+  /// An sm_80, or what FOVEA_CUDA_ARCH=90 asks for.
+  static DeviceProperties describe() {
+    const char* text = std::getenv("FOVEA_CUDA_ARCH");
+    if (text != nullptr && std::string_view(text) == "90")
+      return {"emulated sm_90", 9, 0, 4, shared_limit(std::size_t{227} * 1024)};
+    return {"emulated sm_80", 8, 0, 4, shared_limit(std::size_t{163} * 1024)};
+  }
+  DeviceProperties properties_ = describe();
 };
 
 }  // namespace

@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include <cuda.h>  // types alone: the driver's library is not linked
 #include <cuda_runtime_api.h>
 
 #include "contract/format.h"
@@ -86,6 +87,21 @@ int attribute(cudaDeviceAttr which, int device) {
   return value;
 }
 
+/// The driver's cuTensorMapEncodeTiled; null where it has none.
+auto find_encoder() {
+  void* function = nullptr;
+  cudaDriverEntryPointQueryResult found = cudaDriverEntryPointSymbolNotFound;
+#if CUDART_VERSION >= 12050
+  cudaGetDriverEntryPointByVersion("cuTensorMapEncodeTiled", &function, 12000, cudaEnableDefault,
+                                   &found);
+#else
+  cudaGetDriverEntryPoint("cuTensorMapEncodeTiled", &function, cudaEnableDefault, &found);
+#endif
+  cudaGetLastError();
+  return reinterpret_cast<decltype(&cuTensorMapEncodeTiled)>(
+      found == cudaDriverEntryPointSuccess ? function : nullptr);
+}
+
 DeviceProperties describe(int device) {
   DeviceProperties properties;
   if (cudaDeviceProp all{}; cudaGetDeviceProperties(&all, device) == cudaSuccess)
@@ -146,6 +162,35 @@ class RealRuntime final : public Runtime {
     return on_device(device, "cudaMemsetAsync", [&] {
       return cudaMemsetAsync(data, 0, bytes, static_cast<cudaStream_t>(stream));
     });
+  }
+
+  Status encode(TensorMap& to, const TensorBox& from) override {
+    static_assert(sizeof(TensorMap) == sizeof(CUtensorMap) &&
+                  alignof(TensorMap) % alignof(CUtensorMap) == 0);
+    if (Status status = check_box(from); !status.ok()) return status;
+    static const auto encoder = find_encoder();
+    if (encoder == nullptr)
+      return {StatusCode::device, "[cuda] the driver has no cuTensorMapEncodeTiled"};
+    cuuint64_t sizes[4], strides[3];
+    cuuint32_t box[4];
+    const cuuint32_t steps[4] = {1, 1, 1, 1};
+    for (int d = 0; d < 4; ++d) {
+      sizes[d] = static_cast<cuuint64_t>(from.sizes[d]);
+      box[d] = static_cast<cuuint32_t>(from.box[d]);
+      if (d > 0)
+        strides[d - 1] = static_cast<cuuint64_t>(from.strides[d] * element_bytes(from.element));
+    }
+    const CUtensorMapDataType type =
+        from.element == TensorElement::bf16  ? CU_TENSOR_MAP_DATA_TYPE_BFLOAT16
+        : from.element == TensorElement::f16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16
+                                             : CU_TENSOR_MAP_DATA_TYPE_FLOAT32;
+    const CUresult result =
+        encoder(reinterpret_cast<CUtensorMap*>(&to), type, 4, const_cast<void*>(from.data), sizes,
+                strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+    if (result == CUDA_SUCCESS) return {};
+    return {StatusCode::device,
+            formatted("[cuda] cuTensorMapEncodeTiled: error {}", static_cast<int>(result))};
   }
 
   Result<bool> capturing(int device, void* stream) override {

@@ -29,6 +29,8 @@ FOVEA_DEVICE float rsqrt(float x) { return ::rsqrtf(x); }
 FOVEA_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
 /// The larger; the other one where one is NaN.
 FOVEA_DEVICE float max(float a, float b) { return ::fmaxf(a, b); }
+/// a b, rounded up.
+FOVEA_DEVICE float multiply_up(float a, float b) { return __fmul_ru(a, b); }
 
 /// Two floats rounded to nearest even, in one word.
 template <class T>
@@ -81,6 +83,10 @@ FOVEA_DEVICE float tanh(float x) { return std::tanh(x); }
 FOVEA_DEVICE float rsqrt(float x) { return 1.0f / std::sqrt(x); }
 FOVEA_DEVICE float fma(float a, float b, float c) { return std::fma(a, b, c); }
 FOVEA_DEVICE float max(float a, float b) { return std::fmax(a, b); }
+FOVEA_DEVICE float multiply_up(float a, float b) {
+  const float product = a * b;
+  return std::fma(a, b, -product) > 0 ? std::nextafter(product, __builtin_inff()) : product;
+}
 
 template <class T>
 std::uint32_t pack(float low, float high);

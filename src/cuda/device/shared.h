@@ -39,6 +39,7 @@ class Shared {
     return Shared<U>(reinterpret_cast<U*>(data_), static_cast<int>(bytes / sizeof(U)));
   }
   Shared from(int first, int size) const { return Shared(range(first, size), size); }
+  std::uint32_t address(int index) const { return emulation::shared_address(data_ + index); }
 
   /// Elements [first, first + size), which must lie within the array.
   T* range(int first, int size) const {
@@ -58,7 +59,7 @@ class Shared {
 /// `count` elements that begin `byte_offset` into the launch's dynamic shared memory.
 template <class T>
 FOVEA_DEVICE Shared<T> shared_array(int byte_offset, int count) {
-  extern __shared__ __align__(128) unsigned char fovea_shared_bytes[];
+  extern __shared__ __align__(1024) unsigned char fovea_shared_bytes[];
   return Shared<T>(reinterpret_cast<T*>(fovea_shared_bytes + byte_offset), count);
 }
 #else

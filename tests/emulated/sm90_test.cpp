@@ -1,0 +1,106 @@
+// cuda.sm90 kernels on an emulated sm_90, a run of its own (FOVEA_CUDA_ARCH=90): cases of several
+// tiles of queries and blocks of keys, and cases of the table in 16 bits.
+#include <cstdlib>
+#include <optional>
+#include <set>
+#include <string>
+
+#include "../cases/oracles.h"
+#include "../cases/tally.h"
+#include "cases/device_copies.h"
+#include "cases/table.h"
+#include "cases/work.h"
+#include "emulated_device.h"
+#include "small_cases.h"
+
+namespace fovea::cases {
+namespace {
+
+constexpr const char* kForward = "cuda.sm90.forward";
+
+const char* const kSeveralTiles[] = {
+    "b1_hq1_hkv1_q1_k1_d64_bf16",
+    "b2_hq4_hkv2_q300_k500_d64_bf16_causal_br",
+    "b1_hq2_hkv1_q500_k300_d64_f16_causal",
+    "b1_hq2_hkv1_q500_k300_d64_bf16_causal_br",
+    "b1_hq2_hkv2_q700_k700_d128_bf16_window-br-100-30",
+    "b1_hq2_hkv2_q400_k400_d64_f16_window-tl-20-inf",
+    "b1_hq2_hkv1_q300_k300_d128_bf16_causal_nan_v",
+    "b1_hq2_hkv2_q300_k400_d64_f16_window-br-200-100_nan_v",
+    "b1_hq2_hkv2_q300_k300_d64_bf16_causal_inf_k",
+    "b3_hq4_hkv2_q200_k300_d64_bf16_varlen",
+    "b3_hq4_hkv1_q300_k300_d128_f16_varlen_causal_br",
+    "b3_hq2_hkv2_q200_k300_d128_bf16_seqused_causal",
+    "b2_hq3_hkv3_q200_k200_d128_bf16_sinks",
+    "b2_hq4_hkv4_q260_k260_d96_dv40_f16_causal",
+    "b2_hq4_hkv4_q260_k260_d40_dv120_bf16",
+    "b2_hq4_hkv4_q130_k260_d64_bf16_bshd_causal",
+    "b2_hq4_hkv4_q200_k200_d128_bf16_packed_qkv",
+    "b2_hq4_hkv4_q150_k150_d128_bf16_stride0_kv",
+    "b1_hq2_hkv2_q150_k150_d128_f16_padded",
+    "b1_hq2_hkv2_q150_k150_d128_bf16_last2",
+    "b1_hq2_hkv2_q300_k600_d128_bf16_std64",
+    "b1_hq2_hkv2_q300_k600_d64_f16_std64",
+    "b1_hq2_hkv2_q300_k600_d128_bf16_std1000_causal",
+    "b1_hq2_hkv2_q200_k300_d128_f16_std16_f32out",
+    "b1_hq2_hkv2_q200_k300_d64_bf16_nolse",
+    "b2_hq2_hkv2_q20_k30_d64_bf16_seg-2-3-1",
+    "b1_hq2_hkv2_q200_k300_d72_bf16_rope-il-half-s-all-f32_qknorm",
+    "b2_hq2_hkv2_q150_k130_d64_bf16_outseg2",
+    "b1_hq3_hkv1_q1000_k1000_d64_bf16_causal",
+    "b1_hq1_hkv1_q520_k1100_d128_bf16_causal_br",
+};
+
+class EmulatedSm90 : public testing::Test {
+ protected:
+  void SetUp() override {
+    ASSERT_TRUE(asked_for_emulation);
+    const char* arch = std::getenv("FOVEA_CUDA_ARCH");
+    if (arch == nullptr || std::string(arch) != "90") GTEST_SKIP() << "not FOVEA_CUDA_ARCH=90";
+    if (!is_emulated(kEmulated)) GTEST_SKIP() << "this build emulates no device";
+  }
+};
+
+TEST_F(EmulatedSm90, CasesOfSeveralTiles) {
+  Tally tally(" --emulate");
+  std::int64_t count = 0;
+  for (const char* name : kSeveralTiles) {
+    const Case spec = parse_case(name).value();
+#if defined(__SANITIZE_ADDRESS__)
+    if (tiled_flops_of(spec) > 1e8) continue;
+#endif
+    PreparedCase prepared(spec, default_seed(spec));
+    tally.add(kForward, name, run_case(prepared, kForward));
+    ++count;
+  }
+  tally.print();
+  EXPECT_EQ(tally.executed(kForward), count);
+}
+
+TEST_F(EmulatedSm90, CasesOfTheTableIn16Bits) {
+#if defined(__SANITIZE_ADDRESS__)
+  constexpr double kMost = 5e6;
+#else
+  constexpr double kMost = 3e7;
+#endif
+  Tally tally(" --emulate");
+  std::set<std::string> done;
+  for (const TableEntry& entry : table()) {
+    if (tiled_flops_of(entry.spec) > kMost) continue;
+    for (const DType dtype : {DType::bf16, DType::f16}) {
+      const std::optional<Case> spec = with_dtype(entry.spec, dtype);
+      if (!spec || !done.insert(name_of(*spec)).second) continue;
+      PreparedCase prepared(*spec, default_seed(*spec));
+      tally.add(kForward, name_of(*spec), run_case(prepared, kForward));
+    }
+  }
+  tally.print();
+#if defined(__SANITIZE_ADDRESS__)
+  EXPECT_GE(tally.executed(kForward), 20);
+#else
+  EXPECT_GE(tally.executed(kForward), 60);
+#endif
+}
+
+}  // namespace
+}  // namespace fovea::cases
