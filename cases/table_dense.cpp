@@ -84,6 +84,7 @@ constexpr TableRow kRows[] = {
     {"b1_hq2_hkv2_q50_k70_d64_f32_scale-0.125", "negative_scale"},
     {"b1_hq2_hkv2_q50_k70_d64_f32_causal_br_scale-1", "negative_scale"},
     {"b1_hq2_hkv2_q50_k70_d64_f32_scale1e-06", "tiny_scale"},
+    {"b1_hq2_hkv2_q50_k70_d64_f32_causal_scale1e-30", "tiniest_scale"},
     {"b1_hq2_hkv2_q50_k70_d64_f32_std16", "large_logits"},
     {"b1_hq2_hkv2_q100_k700_d64_f32_std64", "huge_logits"},
     {"b1_hq2_hkv2_q100_k200_d64_f32_causal_std64", "huge_logits"},

@@ -175,7 +175,9 @@ struct Quantization {
 /// h / (q_heads / kv_heads). head_dim and v_head_dim are 1 to 512.
 struct AttentionParams {
   Operand q, k, v;
-  std::optional<double> scale;  ///< default 1/sqrt(head_dim); zero and negative are legal
+  /// Default 1/sqrt(head_dim). Zero and negative are legal; other magnitudes than 0 are 1e-30 to
+  /// 1e30.
+  std::optional<double> scale;
   std::optional<Band> band;
   /// Boolean (true = attend) or additive (any float dtype; a 0/1 float mask is additive), 1 to 4
   /// dimensions broadcastable to [batch, q_heads, q_len, kv_len], any strides. Never expanded.

@@ -1,5 +1,6 @@
 #include "api/plan_cache.h"
 
+#include <bitset>
 #include <list>
 #include <mutex>
 
@@ -38,20 +39,24 @@ struct OptionsKey {
   }
 };
 
-/// Whether all tensors begin at multiples of 16 bytes: some kernels serve no others, and a plan
-/// that was made for such tensors would fail with others.
+/// Which tensors do not begin at a multiple of 16 bytes: some kernels need some of them to, and a
+/// plan that was made for those would fail with others.
+using Unaligned = std::bitset<kMaxViews>;
+
 template <class Args>
-bool is_aligned(const Args& args) {
-  bool aligned = true;
+Unaligned unaligned_of(const Args& args) {
+  Unaligned unaligned;
+  std::size_t n = 0;
   visit_views(args, [&](const TensorView& view, const char*, Role) {
-    aligned = aligned && reinterpret_cast<std::uintptr_t>(view.data) % 16 == 0;
+    if (reinterpret_cast<std::uintptr_t>(view.data) % 16 != 0) unaligned.set(n);
+    ++n;
   });
-  return aligned;
+  return unaligned;
 }
 
 struct Entry {
   std::uint64_t hash;
-  bool aligned;
+  Unaligned unaligned;
   OptionsKey options;
   std::shared_ptr<const PlanState> plan;
 };
@@ -69,13 +74,13 @@ Cache& cache() {
 template <class Args>
 Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const CallOptions& options) {
   const std::uint64_t hash = structure_hash(args);
-  const bool aligned = is_aligned(args);
+  const Unaligned unaligned = unaligned_of(args);
   const OptionsKey key(options.plan);
   Cache& c = cache();
   {
     const std::lock_guard lock(c.mutex);
     for (auto entry = c.entries.begin(); entry != c.entries.end(); ++entry) {
-      if (entry->hash != hash || entry->aligned != aligned || !(entry->options == key)) continue;
+      if (entry->hash != hash || entry->unaligned != unaligned || !(entry->options == key)) continue;
       if (!check_fit(*entry->plan, args).ok()) continue;
       c.entries.splice(c.entries.begin(), c.entries, entry);
       return entry->plan;
@@ -87,7 +92,7 @@ Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const CallOpti
   auto plan = make_plan(args, options.plan);
   if (!plan.ok()) return plan;
   const std::lock_guard lock(c.mutex);
-  c.entries.push_front({hash, aligned, key, *plan});
+  c.entries.push_front({hash, unaligned, key, *plan});
   if (c.entries.size() > kCapacity) c.entries.pop_back();
   return plan;
 }

@@ -119,13 +119,19 @@ Status check_rope(Context& c) {
   return check_rope_rows(c.where, p);
 }
 
+/// What kernels make of a scale, it times log2(e) and gradients times it, must be f32 numbers with
+/// all their digits.
+constexpr double kLeastScale = 1e-30, kMostScale = 1e30;
+
 }  // namespace
 
 Status check_scores(Context& c) {
   Problem& p = c.problem;
   p.scale = p.params.scale.value_or(1.0 / std::sqrt(static_cast<double>(p.head_dim)));
-  if (!std::isfinite(p.scale) || !std::isfinite(static_cast<float>(p.scale)))
-    return c.invalid("scale must be finite in f32; got {}", p.scale);
+  const double size = std::abs(p.scale);
+  if (!(size == 0 || (size >= kLeastScale && size <= kMostScale)))
+    return c.invalid("scale must be 0 or have a magnitude from {} to {}; got {}", kLeastScale,
+                     kMostScale, p.scale);
   if (!std::isfinite(p.params.softcap) || p.params.softcap < 0)
     return c.invalid("softcap must be finite and >= 0; got {}", p.params.softcap);
   if (p.params.softcap > 0) p.features.add(Feature::softcap);

@@ -340,7 +340,8 @@ void Device::fail_stuck() {
     if (warps_[n].arrived != 0)
       text += formatted(", {} of warp {} wait at {}", std::popcount(warps_[n].arrived), n,
                         warps_[n].operation->name);
-  fail(text + async_sleepers(here.threads));
+  text += async_sleepers(here.threads);
+  fail(std::move(text));
 }
 
 }  // namespace

@@ -108,9 +108,10 @@ int box_bytes(const Map& map) {
          static_cast<int>(element_bytes(map.element));
 }
 
-/// visit(address, bytes of global memory or null) for all elements of a box.
+/// visit(address, bytes of global memory or null) for all elements of a box. `width`: of rows.
 template <class Visit>
-void for_box(const Map& map, std::uint32_t shared, const int (&at)[4], Visit&& visit) {
+void for_box(const Map& map, std::uint32_t width, std::uint32_t shared, const int (&at)[4],
+             Visit&& visit) {
   const auto size = static_cast<std::uint32_t>(element_bytes(map.element));
   for (int l = 0; l < map.box[3]; ++l)
     for (int k = 0; k < map.box[2]; ++k)
@@ -125,7 +126,7 @@ void for_box(const Map& map, std::uint32_t shared, const int (&at)[4], Visit&& v
         }
         for (int i = 0; i < map.box[0]; ++i, shared += size) {
           const std::int64_t inner = at[0] + std::int64_t{i};
-          const bool there = inside && inner >= 0 && inner < map.sizes[0];
+          const bool there = inside && inner >= 0 && inner < width;
           visit(swizzle(shared), there ? map.data + offset + inner * size : nullptr, size);
         }
       }
@@ -146,7 +147,10 @@ void depart(const Departure& departure) {
     return;
   }
   const Map map = read_map(departure.map);
-  for_box(map, departure.from, departure.at,
+  // A row is written to the end of its last 16 bytes.
+  const auto unit = static_cast<std::uint32_t>(kChunk / element_bytes(map.element));
+  const std::uint32_t width = (map.sizes[0] + unit - 1) / unit * unit;
+  for_box(map, width, departure.from, departure.at,
           [&](std::uint32_t address, const std::byte* to, std::uint32_t size) {
             check_fenced(address, size);
             if (to != nullptr)
@@ -437,7 +441,7 @@ void load_box(std::uint32_t to, const TensorMap& from, const void* mbarrier, con
   const auto bytes = static_cast<std::size_t>(box_bytes(map));
   Load load{to, shared_address(mbarrier), std::vector<std::byte>(bytes)};
   barrier_at(load.barrier);
-  for_box(map, to, at, [&](std::uint32_t address, const std::byte* data, std::uint32_t size) {
+  for_box(map, map.sizes[0], to, at, [&](std::uint32_t address, const std::byte* data, std::uint32_t size) {
     if (data != nullptr) std::memcpy(load.data.data() + (address - to), data, size);
   });
   for (std::size_t n = to / kChunk; n < (to + bytes) / kChunk; ++n) forget_written(n);

@@ -188,9 +188,8 @@ class RealRuntime final : public Runtime {
         encoder(reinterpret_cast<CUtensorMap*>(&to), type, 4, const_cast<void*>(from.data), sizes,
                 strides, box, steps, CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-    if (result == CUDA_SUCCESS) return {};
-    return {StatusCode::device,
-            formatted("[cuda] cuTensorMapEncodeTiled: error {}", static_cast<int>(result))};
+    // The driver's errors have the runtime's numbers.
+    return status_of(static_cast<cudaError_t>(result), "cuTensorMapEncodeTiled");
   }
 
   Result<bool> capturing(int device, void* stream) override {

@@ -13,6 +13,8 @@ namespace {
 
 /// Coordinates of maps, and what is added to them, fit 32 bits.
 constexpr std::int64_t kMostRows = std::int64_t{1} << 28;
+/// Elements of 16 bytes.
+constexpr std::int64_t kCopyUnit = 8;
 /// A section's K and V are to stay in the L2 cache.
 constexpr std::int64_t kSectionBytes = std::int64_t{32} << 20;
 constexpr std::int64_t kMostSectionHeads = 32;
@@ -45,7 +47,6 @@ std::optional<MapOf> map_of(const plain::Segments<Pointer>& segments, const RowS
   const std::int64_t batch = space.packed ? 1 : space.shape.batch;
   const std::int64_t sizes[4] = {width, rows, space.heads(), batch};
   const std::int64_t strides[4] = {s.column, s.row, s.head, s.batch};
-  constexpr std::int64_t kUnit = 8;  // 16 bytes
   for (int d = 0; d < 4; ++d) {
     box.sizes[d] = sizes[d];
     box.strides[d] = strides[d];
@@ -53,10 +54,10 @@ std::optional<MapOf> map_of(const plain::Segments<Pointer>& segments, const RowS
     if (d > 0 && (sizes[d] == 1 || (d > 1 && strides[d] == 0))) {
       // One place for all: the coordinate is 0.
       box.sizes[d] = 1;
-      box.strides[d] = kUnit;
+      box.strides[d] = kCopyUnit;
       continue;
     }
-    if (d == 0 || strides[d] < kUnit || strides[d] % kUnit != 0 ||
+    if (d == 0 || strides[d] < kCopyUnit || strides[d] % kCopyUnit != 0 ||
         strides[d] >= std::int64_t{1} << 38)
       return {};
     if (sizes[d] > kMostRows) return {};
@@ -99,7 +100,9 @@ HopperForwardCall make_call(const Problem& p, std::byte* memory) {
   call.v = map_of(args.v.segments, keys, p.v_head_dim, tile.keys);
   call.out = map_of(args.out.segments, queries, p.v_head_dim, tile.out_box_rows);
   const DType out_dtype = p.out.dtype;
-  args.out_mapped = call.out.has_value() && out_dtype == p.compute;
+  // A store writes the whole of the last 16 bytes of a row.
+  args.out_mapped =
+      call.out.has_value() && out_dtype == p.compute && p.v_head_dim % kCopyUnit == 0;
 
   args.exponent_scale = static_cast<float>(p.scale * 1.4426950408889634);
   const std::int64_t row_tiles = ceil_div(p.q_len, tile.rows);

@@ -37,7 +37,7 @@ struct HopperForwardTile {
   std::size_t shared_bytes;
 };
 
-/// Tile and code for the larger of head_dim and v_head_dim. long_rows: every row sees most keys.
+/// Tile and code for the larger of head_dim and v_head_dim. banded: rows see unlike many keys.
 using HopperForwardVariant = Variant<HopperForwardTile>;
 FOVEA_CUDA_EXPORT(HopperForwardVariant hopper_forward_bf16(std::int64_t head_dim, bool banded));
 FOVEA_CUDA_EXPORT(HopperForwardVariant hopper_forward_f16(std::int64_t head_dim, bool banded));

@@ -1,6 +1,5 @@
-// cuda.sm90.forward: what lies where in shared memory, and the warps that fill it: one thread that
-// has boxes of Q, K and V copied, and three warps that take from V what would harm rows that do not
-// see it. sm90_forward_kernel.h says how the whole works.
+// cuda.sm90.forward: what lies where in shared memory, and the warps that fill it: one that has
+// boxes of Q, K and V copied, and three that take from V what would harm rows that do not see it. sm90_forward_kernel.h says how the whole works.
 #pragma once
 
 #include <type_traits>
@@ -12,6 +11,7 @@
 #include "cuda/device/bulk.h"
 #include "cuda/device/thread.h"
 #include "cuda/sm90_forward.h"
+#include "cuda/warp_sequence.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
 
@@ -111,7 +111,7 @@ class HopperBlock {
   const Shared<int> found_;
 };
 
-/// The thread that has everything copied.
+/// The warp that has everything copied: its first lane asks for it, all find the next tile.
 template <class S>
 class HopperProducer : HopperBlock<S> {
   using Block = HopperBlock<S>;
@@ -153,26 +153,31 @@ class HopperProducer : HopperBlock<S> {
     bool live = false;
     while (task_ < args_.tasks && !live) {
       live = place(task_, t);
-      task_ = args_.drawn == nullptr
-                  ? task_ + static_cast<int>(grid_blocks())
-                  : static_cast<int>(grid_blocks() + atomic_add(args_.drawn, 1u));
+      task_ = static_cast<int>(grid_blocks()) + (args_.drawn == nullptr ? task_ : draw());
     }
     const int full = L::kQueryFull + queries_.stage();
-    if (!live) {
-      t.row = -1;
-      barrier_arrive(barriers_, full);
-      return false;
+    if (lane() == 0) {
+      if (live) {
+        barrier_arrive_expecting(barriers_, full, S::kQueryBytes);
+        const std::uint32_t to = base_ + L::kQueries + queries_.stage() * S::kQueryBytes;
+        FOVEA_UNROLL
+        for (int panel = 0; panel < S::kPanels; ++panel)
+          load_box(to + panel * S::kQueryPanel, args_.q_map, barriers_, full,
+                   {{64 * panel, t.q_begin + t.row, t.head * args_.q_steps.head,
+                     t.batch * args_.q_steps.batch}},
+                   Reuse::once);
+      } else {
+        t.row = -1;
+        barrier_arrive(barriers_, full);
+      }
     }
-    barrier_arrive_expecting(barriers_, full, S::kQueryBytes);
-    const std::uint32_t to = base_ + L::kQueries + queries_.stage() * S::kQueryBytes;
-    FOVEA_UNROLL
-    for (int panel = 0; panel < S::kPanels; ++panel)
-      load_box(to + panel * S::kQueryPanel, args_.q_map, barriers_, full,
-               {{64 * panel, t.q_begin + t.row, t.head * args_.q_steps.head,
-                 t.batch * args_.q_steps.batch}},
-               Reuse::once);
+    warp_barrier();
     queries_.advance();
-    return true;
+    return live;
+  }
+  /// How many tasks have been drawn before.
+  FOVEA_DEVICE int draw() const {
+    return shuffle(lane() == 0 ? static_cast<int>(atomic_add(args_.drawn, 1u)) : 0, 0);
   }
 
   FOVEA_DEVICE void load_keys(const HopperTile& t, int block) {
@@ -186,19 +191,24 @@ class HopperProducer : HopperBlock<S> {
   FOVEA_DEVICE void load(const TensorMap& map, int ring, int full, int empty,
                          typename Block::template Place<S::kStages>& place, BoxAt from, int block) {
     wait(empty + place.stage(), place.parity() ^ 1);
-    barrier_arrive_expecting(barriers_, full + place.stage(), S::kKeyBytes);
-    const std::uint32_t to = base_ + ring + place.stage() * S::kKeyBytes;
-    from.at[1] += block * S::kKeys;
-    FOVEA_UNROLL
-    for (int panel = 0; panel < S::kPanels; ++panel) {
-      from.at[0] = 64 * panel;
-      load_box(to + panel * S::kKeyPanel, map, barriers_, full + place.stage(), from, Reuse::often);
+    if (lane() == 0) {
+      barrier_arrive_expecting(barriers_, full + place.stage(), S::kKeyBytes);
+      const std::uint32_t to = base_ + ring + place.stage() * S::kKeyBytes;
+      from.at[1] += block * S::kKeys;
+      FOVEA_UNROLL
+      for (int panel = 0; panel < S::kPanels; ++panel) {
+        from.at[0] = 64 * panel;
+        load_box(to + panel * S::kKeyPanel, map, barriers_, full + place.stage(), from,
+                 Reuse::often);
+      }
     }
+    warp_barrier();  // no lane may miss a phase
     place.advance();
   }
 
   // Which rows and keys a task is of; false if its sequence has no such rows.
-  FOVEA_DEVICE bool place(int task, HopperTile& to) const {
+  FOVEA_DEVICE bool place(int task, HopperTile& shared) const {
+    HopperTile to;
     const int heads = static_cast<int>(args_.shape.q_heads), tiles = args_.row_tiles;
     int row_tile, head;
     if (args_.section_heads > 0) {
@@ -216,7 +226,7 @@ class HopperProducer : HopperBlock<S> {
     to.batch = head / heads;
     to.head = head - to.batch * heads;
     to.kv_head = to.head / static_cast<int>(args_.shape.q_heads / args_.shape.kv_heads);
-    const plain::Sequence s = plain::sequence_of(args_, to.batch);
+    const plain::Sequence s = sequence_by_warp(args_.shape, args_.lengths, to.batch);
     const std::int64_t row = static_cast<std::int64_t>(row_tile) * S::kRows;
     if (row >= s.q_len) return false;
     to.row = static_cast<int>(row);
@@ -239,6 +249,8 @@ class HopperProducer : HopperBlock<S> {
     to.top = some ? (end - 1) / S::kKeys : 0;
     to.inner_begin = some ? (inner_begin + S::kKeys - 1) / S::kKeys : 0;
     to.inner_end = some ? inner_end / S::kKeys : 0;
+    if (lane() == 0) shared = to;
+    warp_barrier();
     return true;
   }
 

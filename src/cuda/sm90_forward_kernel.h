@@ -9,8 +9,8 @@
 //   lse [batch, q_heads, q_len]; packed too
 //
 // A block stays on its multiprocessor and takes one tile of kRows query rows after the other. Its
-// first warpgroup works for the others: one thread has Q, K and V of tiles copied to shared memory,
-// in rings of stages (full, empty); three warps look at V where rows do not see all of it. Each of
+// first warpgroup works for the others: one warp has Q, K and V of tiles copied to shared memory, in
+// rings of stages (full, empty); three look at V where rows do not see all of it. Each of
 // the others owns 64 rows, a warp 16, so that a row's softmax takes the four lanes that share it
 // and P is the left operand of P V where it was made. Keys are walked from the last block to the
 // first.
@@ -184,8 +184,11 @@ class HopperConsumer : HopperBlock<S> {
   }
   FOVEA_DEVICE void wait_for_values() const {
     const auto values = keys_.before();
-    wait((has(kChecked) ? L::kValueChecked : L::kValueFull) + values.stage(), values.parity());
+    // Full first: the stage's check before this one has ended then, which has the other parity.
+    wait(L::kValueFull + values.stage(), values.parity());
+    if (has(kChecked)) wait(L::kValueChecked + values.stage(), values.parity());
   }
+  // All lanes have looked when they have met for the products.
   FOVEA_DEVICE void look_for_found() {
     if (!has(kChecked)) return;
     const Words4 x = load_shared_16(found_.address(4 * value_stage()));
@@ -233,11 +236,11 @@ class HopperConsumer : HopperBlock<S> {
     totals_[0] += sums[0];
     totals_[1] += sums[1];
     release(L::kKeyEmpty + keys_.stage());
+    look_for_found();
     products_wait<0>();
     settle(sums_);
     settle(weights_);
     flags_ |= kSummed;
-    look_for_found();
     release(L::kValueEmpty + value_stage());
     keys_.advance();
     pack_weights();
@@ -266,11 +269,11 @@ class HopperConsumer : HopperBlock<S> {
     finish_rows(shares);
     if (more) wait(L::kKeyFull + keys_.stage(), keys_.parity());
     if (lane() == 0) bulk_wait<0>();  // the O before has left its place
+    look_for_found();
     warp_barrier();
     products_wait<0>();
     settle(sums_);
     settle(weights_);
-    look_for_found();
     release(L::kValueEmpty + value_stage());
     if (has(kFound)) add_non_finite();
     set(kStaged, stores_by_map());
@@ -588,7 +591,7 @@ FOVEA_DEVICE void hopper_forward(const HopperForwardArgs& args) {
   if (group == 0) {
     keep_registers<S::kProducerRegisters>();
     if (warp() == 0) {
-      if (lane() == 0) HopperProducer<S>(args).run();
+      HopperProducer<S>(args).run();
     } else if (args.check_values) {
       HopperChecker<S>(args, warp() - 1).run();
     }

@@ -19,8 +19,8 @@ enum class TensorElement : std::uint8_t { bf16, f16, f32 };
 
 /// A tensor and the box that one copy takes of it, innermost dimension first. A box's elements lie
 /// one after the other in shared memory, its rows of 128 bytes swizzled: of an address, bits 7 to 9
-/// are added, without carry, to bits 4 to 6. What of a box is beyond the tensor is zeros, and is
-/// not written.
+/// are added, without carry, to bits 4 to 6. What of a box is beyond the tensor is read as zeros,
+/// and is not written, but for the rest of a row's last 16 bytes, which is.
 struct TensorBox {
   const void* data = nullptr;  ///< 16-byte aligned
   TensorElement element = TensorElement::bf16;

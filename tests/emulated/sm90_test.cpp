@@ -4,6 +4,9 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <vector>
+
+#include <fovea/fovea.h>
 
 #include "../cases/oracles.h"
 #include "../cases/tally.h"
@@ -49,6 +52,11 @@ const char* const kSeveralTiles[] = {
     "b2_hq2_hkv2_q150_k130_d64_bf16_outseg2",
     "b1_hq3_hkv1_q1000_k1000_d64_bf16_causal",
     "b1_hq1_hkv1_q520_k1100_d128_bf16_causal_br",
+    "b1_hq2_hkv2_q200_k300_d61_bf16_padded",
+    "b1_hq2_hkv2_q200_k300_d64_dv5_f16_padded",
+    "b4_hq2_hkv2_q200_k300_d61_bf16_varlen_padded",
+    "b5_hq4_hkv2_q200_k300_d128_bf16_varlen_seqused_causal_br_sinks-some_nan_v",
+    "b3_hq2_hkv2_q200_k300_d64_f16_seqused_window-br-50-20_inf_k",
 };
 
 class EmulatedSm90 : public testing::Test {
@@ -75,6 +83,32 @@ TEST_F(EmulatedSm90, CasesOfSeveralTiles) {
   }
   tally.print();
   EXPECT_EQ(tally.executed(kForward), count);
+}
+
+// A plan is kept for calls like the one it was made for: also in which tensors the copy engine reads.
+TEST_F(EmulatedSm90, CallsThatDifferInWhichTensorIsUnaligned) {
+  constexpr std::int64_t kRows = 40, kDim = 64;
+  constexpr std::size_t kElements = kRows * kDim;
+  const std::vector<std::uint16_t> zeros(5 * (kElements + 8));
+  DeviceBuffer memory = DeviceBuffer::make(kEmulated, zeros.size() * 2).value();
+  ASSERT_TRUE(memory.upload(zeros.data(), zeros.size() * 2).ok());
+  const auto call = [&](std::size_t q_shift, std::size_t lse_shift) {
+    const auto at = [&](std::size_t n) {
+      return static_cast<std::uint16_t*>(memory.data()) + n * (kElements + 8);
+    };
+    ForwardArgs args;
+    args.params.q = bhsd(at(0) + q_shift, DType::bf16, 1, 1, kRows, kDim, kEmulated);
+    args.params.k = bhsd(at(1), DType::bf16, 1, 1, kRows, kDim, kEmulated);
+    args.params.v = bhsd(at(2), DType::bf16, 1, 1, kRows, kDim, kEmulated);
+    args.out = bhsd(at(3), DType::bf16, 1, 1, kRows, kDim, kEmulated);
+    args.lse = MutableTensorView(at(4) + lse_shift, DType::f32, {1, 1, kRows}, kEmulated);
+    Report report;
+    const Status status = forward(args, {}, &report);
+    return status.ok() ? report.kernel : status.message();
+  };
+  EXPECT_EQ(call(0, 2), kForward);
+  EXPECT_EQ(call(1, 0), "cuda.sm80.forward");
+  EXPECT_EQ(call(0, 0), kForward);
 }
 
 TEST_F(EmulatedSm90, CasesOfTheTableIn16Bits) {

@@ -67,8 +67,8 @@ FOVEA_DEVICE void barrier_wait(Shared<Mbarrier> of, int n, int parity,
       "{\n.reg .pred p;\n"
       "AGAIN:\n"
       "mbarrier.try_wait.parity.shared::cta.b64 p, [%0], %1;\n"
-      "@p bra.uni DONE;\n"
-      "bra.uni AGAIN;\n"
+      "@p bra DONE;\n"
+      "bra AGAIN;\n"
       "DONE:\n}\n" ::"r"(of.address(n)),
       "r"(parity)
       : "memory");
