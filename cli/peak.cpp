@@ -193,9 +193,16 @@ double measure_read_bandwidth(int threads, double seconds) {
     std::size_t& at = positions[thread];
     // More threads than strides share them.
     const std::uint64_t* words = memory.get() + (thread * share + at) % kBytes / 8;
-    std::uint64_t sums[8] = {};
-    for (std::size_t n = 0; n < kStride / 8; n += 8) {
-      for (std::size_t lane = 0; lane < 8; ++lane) sums[lane] += words[n + lane];
+    // Several streams, and lines asked for ahead: one stream alone is not the memory's speed.
+    constexpr std::size_t kStreams = 4, kLine = 8, kAhead = 16 * kLine;
+    constexpr std::size_t kWords = kStride / 8 / kStreams;
+    std::uint64_t sums[kLine] = {};
+    for (std::size_t n = 0; n < kWords; n += kLine) {
+      for (std::size_t stream = 0; stream < kStreams; ++stream) {
+        const std::uint64_t* line = words + stream * kWords + n;
+        __builtin_prefetch(line + kAhead);
+        for (std::size_t lane = 0; lane < kLine; ++lane) sums[lane] += line[lane];
+      }
     }
     keep(sums);
     at = (at + kStride) % share;

@@ -80,7 +80,8 @@ Result<std::shared_ptr<const PlanState>> lookup(const Args& args, const CallOpti
   {
     const std::lock_guard lock(c.mutex);
     for (auto entry = c.entries.begin(); entry != c.entries.end(); ++entry) {
-      if (entry->hash != hash || entry->unaligned != unaligned || !(entry->options == key)) continue;
+      if (entry->hash != hash || entry->unaligned != unaligned || !(entry->options == key))
+        continue;
       if (!check_fit(*entry->plan, args).ok()) continue;
       c.entries.splice(c.entries.begin(), c.entries, entry);
       return entry->plan;

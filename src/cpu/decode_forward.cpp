@@ -32,7 +32,8 @@
 //   b1_hq8_hkv8_q1_k65536_d128_f32      18 to 19 GB/s   4.1 times as fast as cpu.avx512
 //   b4_hq32_hkv8_q1_k16384_d128_bf16    15 to 17 GB/s   27 to 29 times, half the peak of f32
 //   b1_hq32_hkv32_q1_k16384_d128_bf16   15 to 18 GB/s   7.5 to 8 times
-// while plain reads of one stream gave 20 to 28 GB/s, of two at a time 19.
+// while plain reads of one stream gave 20 to 28 GB/s, of two at a time 19. On an Intel Xeon:
+// docs/performance/cpu.md.
 //
 // Serves: what the flash forward kernels serve, for at most 16 queries of a sequence and 128 rows
 // that share a KV head.
@@ -90,7 +91,7 @@ FOVEA_INLINE void add_products(const float* q, std::int64_t q_row, const char* c
     Vec r[kLanes];
 #pragma GCC unroll 16
     for (int n = 0; n < kLanes; ++n) {
-      if (at % kLine == 0) __builtin_prefetch(later[n] + at, 0, 2);
+      if (at % kLine == 0) __builtin_prefetch(later[n] + at, 0, 3);
       r[n] = load(reinterpret_cast<const float*>(keys[n] + at));
     }
     transpose(r);

@@ -441,9 +441,10 @@ void load_box(std::uint32_t to, const TensorMap& from, const void* mbarrier, con
   const auto bytes = static_cast<std::size_t>(box_bytes(map));
   Load load{to, shared_address(mbarrier), std::vector<std::byte>(bytes)};
   barrier_at(load.barrier);
-  for_box(map, map.sizes[0], to, at, [&](std::uint32_t address, const std::byte* data, std::uint32_t size) {
-    if (data != nullptr) std::memcpy(load.data.data() + (address - to), data, size);
-  });
+  for_box(map, map.sizes[0], to, at,
+          [&](std::uint32_t address, const std::byte* data, std::uint32_t size) {
+            if (data != nullptr) std::memcpy(load.data.data() + (address - to), data, size);
+          });
   for (std::size_t n = to / kChunk; n < (to + bytes) / kChunk; ++n) forget_written(n);
   std::memset(shared_base() + to, 0xFF, bytes);
   block.loads.push_back(std::move(load));

@@ -101,8 +101,7 @@ HopperForwardCall make_call(const Problem& p, std::byte* memory) {
   call.out = map_of(args.out.segments, queries, p.v_head_dim, tile.out_box_rows);
   const DType out_dtype = p.out.dtype;
   // A store writes the whole of the last 16 bytes of a row.
-  args.out_mapped =
-      call.out.has_value() && out_dtype == p.compute && p.v_head_dim % kCopyUnit == 0;
+  args.out_mapped = call.out.has_value() && out_dtype == p.compute && p.v_head_dim % kCopyUnit == 0;
 
   args.exponent_scale = static_cast<float>(p.scale * 1.4426950408889634);
   const std::int64_t row_tiles = ceil_div(p.q_len, tile.rows);

@@ -1,5 +1,6 @@
 // cuda.sm90.forward: what lies where in shared memory, and the warps that fill it: one that has
-// boxes of Q, K and V copied, and three that take from V what would harm rows that do not see it. sm90_forward_kernel.h says how the whole works.
+// boxes of Q, K and V copied, and three that take from V what would harm rows that do not see it.
+// sm90_forward_kernel.h says how the whole works.
 #pragma once
 
 #include <type_traits>

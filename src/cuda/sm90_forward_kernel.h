@@ -9,11 +9,10 @@
 //   lse [batch, q_heads, q_len]; packed too
 //
 // A block stays on its multiprocessor and takes one tile of kRows query rows after the other. Its
-// first warpgroup works for the others: one warp has Q, K and V of tiles copied to shared memory, in
-// rings of stages (full, empty); three look at V where rows do not see all of it. Each of
-// the others owns 64 rows, a warp 16, so that a row's softmax takes the four lanes that share it
-// and P is the left operand of P V where it was made. Keys are walked from the last block to the
-// first.
+// first warpgroup works for the others: one warp has Q, K and V of tiles copied to shared memory,
+// in rings of stages (full, empty); three look at V where rows do not see all of it. Each of the
+// others owns 64 rows, a warp 16, so that a row's softmax takes the four lanes that share it and P
+// is the left operand of P V where it was made. Keys are walked from the last block to the first.
 //
 //   step j:  S = Q K[j], O += P[j + 1] V[j + 1] issued; wait for S; P[j] of it; wait for O
 //

@@ -85,7 +85,7 @@ TEST_F(EmulatedSm90, CasesOfSeveralTiles) {
   EXPECT_EQ(tally.executed(kForward), count);
 }
 
-// A plan is kept for calls like the one it was made for: also in which tensors the copy engine reads.
+// A plan is kept for calls like its own: also in which tensors the copy engine can read.
 TEST_F(EmulatedSm90, CallsThatDifferInWhichTensorIsUnaligned) {
   constexpr std::int64_t kRows = 40, kDim = 64;
   constexpr std::size_t kElements = kRows * kDim;
