@@ -132,11 +132,10 @@ Prologue prologue(const Problem& p, const Operand& operand, bool rotate, std::in
   return x;
 }
 
-Source decide_place(Source s) {
-  s.in_place = s.segments.count == 1 && s.segments.at[0].element == Element::f32 &&
-               s.compute == Element::f32 && s.pages.table == nullptr && !s.prologue.norm &&
-               !s.prologue.rotate && (s.segments.at[0].column == 1 || s.width == 1);
-  return s;
+bool lies_as_f32(const Source& s) {
+  return s.segments.count == 1 && s.segments.at[0].element == Element::f32 &&
+         s.compute == Element::f32 && s.pages.table == nullptr && !s.prologue.norm &&
+         !s.prologue.rotate && (s.segments.at[0].column == 1 || s.width == 1);
 }
 
 MaskArgs mask(const TensorView& mask4) {
@@ -191,7 +190,7 @@ Call plain_call(const Problem& p) {
   args.v = keys_or_values(p, a.v, p.v_head_dim);
   args.q.prologue = prologue(p, a.q, a.rope.rotate_q, a.rope.q_offset, a.rope.q_offsets);
   args.k.prologue = prologue(p, a.k, a.rope.rotate_k, a.rope.k_offset, a.rope.k_offsets);
-  for (Source* x : {&args.q, &args.k, &args.v}) *x = decide_place(*x);
+  for (Source* x : {&args.q, &args.k, &args.v}) x->in_place = lies_as_f32(*x);
   args.lengths.cu_q = integers(a.varlen.cu_seqlens_q);
   args.lengths.cu_k = integers(a.varlen.cu_seqlens_k);
   args.lengths.used_k = integers(a.seqused_k);
@@ -207,7 +206,9 @@ Call plain_call(const Problem& p) {
 }
 
 Source source_like_out(const Problem& p, const Operand& operand) {
-  return decide_place(source(p, operand, p.params.varlen.cu_seqlens_q.present(), p.v_head_dim));
+  Source s = source(p, operand, p.params.varlen.cu_seqlens_q.present(), p.v_head_dim);
+  s.in_place = lies_as_f32(s);
+  return s;
 }
 
 Sink sink_like_out(const Problem& p, const MutableOperand& out) {
