@@ -39,6 +39,16 @@ PlanOptions options_for(const std::string& kernel, int threads) {
   return options;
 }
 
+/// A kernel that repeats its results is asked to; one that does not is run as it is.
+template <class Args>
+Result<Plan> make_plan(const Args& args, const std::string& kernel, int threads) {
+  PlanOptions options = options_for(kernel, threads);
+  Result<Plan> plan = Plan::make(args, options);
+  if (plan || plan.status().code() != StatusCode::unsupported) return plan;
+  options.deterministic = false;
+  return Plan::make(args, options);
+}
+
 template <class Args>
 Status run_plain(const Args& args, const std::string& kernel) {
   Result<Plan> plan = Plan::make(args, options_for(kernel, 0));
@@ -82,7 +92,9 @@ Status run_on_device(const Device& device, const Plan& plan, const Args& args, c
 /// The kernel's own reason where the library gives one, else the whole message.
 template <class Args>
 std::string refusal_of(const Args& args, const std::string& kernel, const Status& status) {
-  const auto reasons = why_not(as_on(device_of(kernel), args), options_for("", 0));
+  PlanOptions options = options_for("", 0);
+  options.deterministic = false;
+  const auto reasons = why_not(as_on(device_of(kernel), args), options);
   if (reasons.ok()) {
     for (const PassedOver& entry : *reasons) {
       if (entry.kernel == kernel && !entry.reason.empty()) return entry.reason;
@@ -101,7 +113,7 @@ template <class Args>
 RunReport run_guarded(const Inputs& inputs, const Saved* saved, const Args& args,
                       const Outputs& outputs, const std::string& kernel, int threads) {
   const Device device = device_of(kernel);
-  Result<Plan> plan = Plan::make(as_on(device, args), options_for(kernel, threads));
+  Result<Plan> plan = make_plan(as_on(device, args), kernel, threads);
   if (!plan) {
     const Status status = plan.status();
     if (status.code() == StatusCode::unsupported) return {refusal_of(args, kernel, status), true};
@@ -138,7 +150,7 @@ Status run_forward(const Inputs& inputs, const Saved& made, const ForwardArgs& a
                    const std::string& kernel) {
   const Device device = device_of(kernel);
   if (device.type == DeviceType::cpu) return run_plain(args, kernel);
-  const Result<Plan> plan = Plan::make(as_on(device, args), options_for(kernel, 0));
+  const Result<Plan> plan = make_plan(as_on(device, args), kernel, 0);
   if (!plan) return plan.status();
   Memory memory{buffers_read(inputs, nullptr), {made.lse.buffer.get()}};
   for (const Tensor& out : made.out) memory.written.push_back(out.buffer.get());
@@ -152,7 +164,7 @@ RunReport refuses_backward(const Inputs& inputs, const std::string& kernel) {
                     make_like_lse(inputs.c, inputs.lengths)};
   const Outputs outputs = make_backward_outputs(inputs, Width::as_asked);
   const BackwardArgs args = backward_args(inputs, saved, outputs);
-  const Result<Plan> plan = Plan::make(as_on(device_of(kernel), args), options_for(kernel, 0));
+  const Result<Plan> plan = make_plan(as_on(device_of(kernel), args), kernel, 0);
   if (plan.ok() || plan.status().code() != StatusCode::unsupported) return {};
   return {refusal_of(args, kernel, plan.status()), true};
 }

@@ -86,7 +86,7 @@ void store_box(const TensorMap& map, std::uint32_t from, const int (&at)[4]);
 void bulk_add(float* to, std::uint32_t from, int count);
 void bulk_commit();
 void bulk_wait(int pending);
-void store_matrices(std::uint32_t to, const std::uint32_t (&r)[4]);
+void store_matrices(std::uint32_t to, const std::uint32_t (&r)[4], bool transposed);
 
 /// D [64, columns] += A [64, 16] B [16, columns], as one lane has it.
 struct AsyncProduct {

@@ -286,6 +286,18 @@ struct StoreOperand {
   std::uint32_t to;
   const std::uint32_t* r;
 };
+void run_store_transposed(void* const* operands) {
+  for (int m = 0; m < 4; ++m)
+    for (int row = 0; row < 8; ++row) {
+      const std::uint32_t to = static_cast<const StoreOperand*>(operands[8 * m + row])->to;
+      auto* halves = static_cast<std::byte*>(shared_at(to, 16));
+      for (int column = 0; column < 8; ++column) {
+        const auto* from = static_cast<const StoreOperand*>(operands[column * 4 + row / 2]);
+        const auto half = static_cast<std::uint16_t>(from->r[m] >> 16 * (row % 2));
+        std::memcpy(halves + 2 * column, &half, sizeof(half));
+      }
+    }
+}
 void run_store(void* const* operands) {
   for (int m = 0; m < 4; ++m)
     for (int row = 0; row < 8; ++row) {
@@ -297,6 +309,7 @@ void run_store(void* const* operands) {
     }
 }
 constexpr Operation kStore = {"a store of matrices", run_store};
+constexpr Operation kStoreTransposed = {"a store of transposed matrices", run_store_transposed};
 
 }  // namespace
 
@@ -475,12 +488,12 @@ void bulk_wait(int pending) {
   give_way();
 }
 
-void store_matrices(std::uint32_t to, const std::uint32_t (&r)[4]) {
+void store_matrices(std::uint32_t to, const std::uint32_t (&r)[4], bool transposed) {
   if (to % 16 != 0) fail(formatted("a row of a matrix at {} of shared memory", to));
   StoreOperand operand = {to, r};
   shared_at(to, 16);
   mark_written(to, 16);
-  meet(kStore, &operand);
+  meet(transposed ? kStoreTransposed : kStore, &operand);
 }
 
 void products_fence() {

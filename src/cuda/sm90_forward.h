@@ -2,16 +2,10 @@
 #pragma once
 
 #include "contract/plain_call.h"
-#include "cuda/tensor_map.h"
+#include "cuda/sm90_maps.h"
 #include "cuda/variant.h"
 
 namespace fovea::cuda {
-
-/// Of the coordinates of a map, head and batch times these: 0 where all lie at one place, or where
-/// the rows of all sequences follow each other.
-struct MapSteps {
-  int head = 0, batch = 0;
-};
 
 /// q, k and v have one segment each in the compute dtype, which the maps are of.
 struct HopperForwardArgs : plain::Call {

@@ -12,6 +12,7 @@
 #include "cuda/device/bulk.h"
 #include "cuda/device/thread.h"
 #include "cuda/sm90_forward.h"
+#include "cuda/sm90_ring.h"
 #include "cuda/warp_sequence.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
@@ -85,25 +86,8 @@ class HopperBlock {
   }
   FOVEA_DEVICE HopperTile& tile(int number) const { return tiles_[number % L::kTiles]; }
 
-  /// A place in a ring of stages, and the parity of its turn.
   template <int kCount>
-  class Place {
-   public:
-    FOVEA_DEVICE int stage() const { return word_ >> 1; }
-    FOVEA_DEVICE int parity() const { return word_ & 1; }
-    FOVEA_DEVICE void advance() {
-      word_ += 2;
-      if (word_ >= 2 * kCount) word_ = (word_ & 1) ^ 1;
-    }
-    FOVEA_DEVICE Place before() const {
-      Place place;
-      place.word_ = word_ >= 2 ? word_ - 2 : (2 * kCount - 2) | (word_ ^ 1);
-      return place;
-    }
-
-   private:
-    int word_ = 0;
-  };
+  using Place = RingPlace<kCount>;
 
   const HopperForwardArgs& args_;
   const std::uint32_t base_;

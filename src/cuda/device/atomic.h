@@ -21,6 +21,18 @@ FOVEA_DEVICE void add_pair_to(float* to, float x0, float x1) {
       : "memory");
 #endif
 }
+/// to[0 ... 3] += x0 ... x3, 16-byte aligned; likewise.
+FOVEA_DEVICE void add_four_to(float* to, float x0, float x1, float x2, float x3) {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("red.relaxed.gpu.global.add.v4.f32 [%0], {%1, %2, %3, %4};" ::"l"(
+                   __cvta_generic_to_global(to)),
+               "f"(x0), "f"(x1), "f"(x2), "f"(x3)
+               : "memory");
+#else
+  add_pair_to(to, x0, x1);
+  add_pair_to(to + 2, x2, x3);
+#endif
+}
 /// *to += x; what was there before.
 FOVEA_DEVICE float atomic_add(float* to, float x) { return atomicAdd(to, x); }
 FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {
@@ -52,6 +64,11 @@ FOVEA_DEVICE void add_pair_to(float* to, float x0, float x1) {
   emulation::check_aligned(to, 8, "8 bytes of global memory");
   emulated_add(to, x0);
   emulated_add(to + 1, x1);
+}
+FOVEA_DEVICE void add_four_to(float* to, float x0, float x1, float x2, float x3) {
+  emulation::check_aligned(to, 16, "16 bytes of global memory");
+  add_pair_to(to, x0, x1);
+  add_pair_to(to + 2, x2, x3);
 }
 FOVEA_DEVICE float atomic_add(float* to, float x) { return emulated_add(to, x); }
 FOVEA_DEVICE std::uint32_t atomic_add(std::uint32_t* to, std::uint32_t x) {

@@ -69,6 +69,13 @@ FOVEA_DEVICE void store_matrices(std::uint32_t to, std::uint32_t r0, std::uint32
                "r"(r0), "r"(r1), "r"(r2), "r"(r3)
                : "memory");
 }
+/// The same for their transposes: lane 8 m + i says where column i of matrix m goes.
+FOVEA_DEVICE void store_matrices_transposed(std::uint32_t to, std::uint32_t r0, std::uint32_t r1,
+                                            std::uint32_t r2, std::uint32_t r3) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(to),
+               "r"(r0), "r"(r1), "r"(r2), "r"(r3)
+               : "memory");
+}
 /// Loads them, as MatrixReader does.
 FOVEA_DEVICE void load_matrices(std::uint32_t (&r)[4], std::uint32_t from) {
   asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
@@ -112,7 +119,12 @@ FOVEA_DEVICE void prefetch_map(const TensorMap&) {}
 FOVEA_DEVICE void store_matrices(std::uint32_t to, std::uint32_t r0, std::uint32_t r1,
                                  std::uint32_t r2, std::uint32_t r3) {
   const std::uint32_t r[4] = {r0, r1, r2, r3};
-  emulation::store_matrices(to, r);
+  emulation::store_matrices(to, r, false);
+}
+FOVEA_DEVICE void store_matrices_transposed(std::uint32_t to, std::uint32_t r0, std::uint32_t r1,
+                                            std::uint32_t r2, std::uint32_t r3) {
+  const std::uint32_t r[4] = {r0, r1, r2, r3};
+  emulation::store_matrices(to, r, true);
 }
 FOVEA_DEVICE void load_matrices(std::uint32_t (&r)[4], std::uint32_t from) {
   emulation::load_matrices(r, emulation::shared_at(from, 16), false);

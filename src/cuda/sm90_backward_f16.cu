@@ -1,0 +1,10 @@
+// cuda.sm90.backward in f16.
+#include "cuda/sm90_backward_kernel.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+HopperBackwardVariant hopper_backward_f16(std::int64_t head_dim) {
+  return hopper_backward_of<InF16>(head_dim);
+}
+
+}  // namespace fovea::cuda::FOVEA_WORLD

@@ -1,0 +1,594 @@
+// cuda.sm90.backward: gradients of attention by Hopper's warpgroup products, fed by its copy
+// engine.
+//
+//   P = exp2(c S - lse log2(e)) where visible, else 0        c = scale log2(e)
+//   dS = P o (dO V^T - delta)                                delta = rowsum(dO o O) - dlse
+//   dV = P^T dO,  dK = scale dS^T Q,  dQ = scale dS K
+//
+//   q [batch, q_heads, q_len, head_dim], k, dk [batch, kv_heads, kv_len, head_dim],
+//   v, dv [batch, kv_heads, kv_len, v_head_dim], dout [batch, q_heads, q_len, v_head_dim],
+//   lse, delta [batch, q_heads, q_len], sums of dq f32 [batch, q_heads, q_len, head_dim]; or packed
+//
+// A block stays on its multiprocessor and takes one tile of 128 keys after the other; of each it
+// walks the queries of all heads of the group that see some of it, 64 at a time. Four warpgroups:
+//   0  one warp has K, V, Q and dO copied (rings of two stages: full, empty); three bring lse and
+//      delta and look for values that are not finite
+//   1, 2  own 64 keys each, a warp 16: scores are made transposed, keys down, so that P^T and dS^T
+//      are the left operands of dV and dK where they were made; dS goes to shared memory for
+//   3  which computes dQ of the tile, half of its columns at a time, and adds it to the sums in
+//      global memory
+//
+//   step:  S = K Q^T;  wait;  P;  dP = V dO^T, dV += P^T dO issued;  wait for dP;  dS to shared
+//          memory;  dK += dS^T Q;  wait
+//
+// A value that is not finite must reach what sees it and nothing else; 0 NaN would reach all. In
+// tiles that not all rows see whole and where a helper has found such a value, dV, dK and dQ are
+// summed by element, over the pairs that see each other. Seldom, and very slow.
+//
+// Before: prepare.h (delta). After: finish.h (sums of dq to dq; dk where it needs more than a
+// store).
+//
+// Shared memory, D 128: K 2 x 32 KB, V 2 x 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, rows 1: 225 KB;
+// D 64: K, V 2 x 16 each, Q, dO 2 x 8 each, dS 2 x 16: 129 KB.
+// Registers: 24, 208, 208 and 72 for the four; D 128: dV 64, dK 64, S or dP 32, P 16, dS 16.
+//
+// Serves: f16 and bf16, head_dim and v_head_dim to 128, bands, lengths, GQA, sinks; layouts that
+// the copy engine can read.
+#pragma once
+
+#include "cuda/device/wgmma.h"
+#include "cuda/sm80_scores.h"
+#include "cuda/sm80_tiles.h"
+#include "cuda/sm90_backward_feed.h"
+
+namespace fovea::cuda::FOVEA_WORLD {
+
+/// P and dS of one pair, by element.
+struct HopperPair {
+  float p, ds;
+};
+
+/// What both kinds of warpgroups do that compute.
+template <class S>
+class HopperBackwardWorker : protected HopperBackwardBlock<S> {
+ protected:
+  using Block = HopperBackwardBlock<S>;
+  using L = HopperBackwardLayout<S>;
+  using T = typename S::T;
+  using Block::args_, Block::base_, Block::tasks_, Block::wait;
+
+  FOVEA_DEVICE explicit HopperBackwardWorker(const HopperBackwardArgs& args) : Block(args) {}
+
+  FOVEA_DEVICE const HopperKeys& task() const { return tasks_[keys_.stage()]; }
+  /// Of the task; the same in all lanes.
+  FOVEA_DEVICE int field(int HopperKeys::*of) const { return shuffle(task().*of, 0); }
+  /// Who the thread is, found out anew each time: what is computed from it would else be kept.
+  FOVEA_DEVICE int lane() const { return fresh(thread_index()) & 31; }
+  FOVEA_DEVICE int quad() const { return fresh(thread_index()) & 3; }
+  FOVEA_DEVICE int warp_in_group() const { return fresh(thread_index()) / 32 & 3; }
+
+  FOVEA_DEVICE bool next_task() {
+    wait(L::kKeyFull + keys_.stage(), keys_.parity());
+    return field(&HopperKeys::live) != 0;
+  }
+  FOVEA_DEVICE void release_task() {
+    this->arrive_by_warp(L::kKeyEmpty + keys_.stage());
+    keys_.advance();
+  }
+
+  /// Calls step(tile, partial) for the tiles of queries of all heads: partial is a constant, since
+  /// products must not stand in branches.
+  template <class Step>
+  FOVEA_DEVICE void for_tiles(Step&& step) {
+    const int heads = this->group();
+    FOVEA_ROLL
+    for (int g = 0; g < heads; ++g) {
+      head_ = field(&HopperKeys::kv_head) * heads + g;
+      int tile = field(&HopperKeys::begin);
+      FOVEA_ROLL
+      for (int part = 0; part < 3; ++part) {
+        int stop = field(&HopperKeys::end);
+        if (part < 2) {
+          const int inner =
+              part == 0 ? field(&HopperKeys::inner_begin) : field(&HopperKeys::inner_end);
+          stop = stop < inner ? stop : inner;
+        }
+        if (part == 1) {
+          FOVEA_ROLL
+          for (; tile < stop; ++tile) step(tile, std::false_type{});
+        } else {
+          FOVEA_ROLL
+          for (; tile < stop; ++tile) step(tile, std::true_type{});
+        }
+      }
+    }
+  }
+
+  FOVEA_DEVICE const T* row_of(const plain::Segment<const char*>& of, int head, int first,
+                               int row) const {
+    return reinterpret_cast<const T*>(of.data) + task().batch * of.batch + head * of.head +
+           (static_cast<std::int64_t>(first) + row) * of.row;
+  }
+  FOVEA_DEVICE const T* query_at(int i) const { return row_of(args_.q, head_, task().q_begin, i); }
+  FOVEA_DEVICE const T* dout_at(int i) const {
+    return row_of(args_.dout, head_, task().q_begin, i);
+  }
+  FOVEA_DEVICE const T* key_at(int j) const {
+    return row_of(args_.k, task().kv_head, task().k_begin, j);
+  }
+  FOVEA_DEVICE static float dot(const T* x, const T* y, std::int64_t count) {
+    float sum = 0;
+    FOVEA_ROLL
+    for (std::int64_t n = 0; n < count; ++n) sum = fma(to_f32(x[n]), to_f32(y[n]), sum);
+    return sum;
+  }
+  FOVEA_DEVICE bool has_sink() const {
+    return float_at(args_.sinks, 0, head_, kNegativeInfinity) != kNegativeInfinity;
+  }
+  /// dS where a row sees a single key and no sink: dP is the sum in delta then, exactly.
+  FOVEA_DEVICE float gradient_of_only_key(float ds, int i) const {
+    if (!is_finite(ds)) return ds;
+    if (args_.dlse.data == nullptr || i >= task().q_len) return 0;
+    return args_.dlse.data[task().batch * args_.dlse.batch + head_ * args_.dlse.head +
+                           (static_cast<std::int64_t>(task().q_begin) + i) * args_.dlse.row];
+  }
+  /// For a row and a key that see each other.
+  FOVEA_DEVICE HopperPair pair_of(int i, int key) const {
+    const HopperKeys& t = task();
+    const std::int64_t row = static_cast<std::int64_t>(t.q_begin) + i;
+    const float lse =
+        args_.lse.data[t.batch * args_.lse.batch + head_ * args_.lse.head + row * args_.lse.row];
+    const float delta =
+        args_.delta
+            .data[t.batch * args_.delta.batch + head_ * args_.delta.head + row * args_.delta.row];
+    const float score = dot(query_at(i), key_at(key), args_.shape.head_dim);
+    const T* v = row_of(args_.v, t.kv_head, t.k_begin, key);
+    const float p =
+        lse == kNegativeInfinity ? 0 : exp2(fma(score, args_.exponent_scale, -lse * kLog2e));
+    const float ds = p * (dot(v, dout_at(i), args_.shape.v_head_dim) - delta);
+    return {p, t.sees_one(i) && !has_sink() ? gradient_of_only_key(ds, i) : ds};
+  }
+
+  typename Block::Place keys_, rows_at_, scores_at_;
+  int head_ = 0;
+};
+
+/// A warpgroup with 64 keys.
+template <class S>
+class HopperKeyWorker : HopperBackwardWorker<S> {
+  using Base = HopperBackwardWorker<S>;
+  using L = HopperBackwardLayout<S>;
+  using T = typename S::T;
+  using Base::args_, Base::base_, Base::rows_, Base::found_, Base::wait, Base::keys_,
+      Base::rows_at_, Base::scores_at_, Base::task, Base::field, Base::lane, Base::quad,
+      Base::warp_in_group;
+  static constexpr int kDepth = S::kDepth, kRows = S::kRows, kSteps = kDepth / 16;
+
+ public:
+  FOVEA_DEVICE HopperKeyWorker(const HopperBackwardArgs& args, int group)
+      : Base(args), group_(group) {}
+
+  FOVEA_DEVICE void run() {
+    while (this->next_task()) {
+      FOVEA_UNROLL
+      for (int n = 0; n < kDepth / 2; ++n) dk_[n] = dv_[n] = 0;
+      this->for_tiles([&](int tile, auto partial) { step<partial>(tile); });
+      store();
+      this->release_task();
+    }
+  }
+
+ private:
+  /// The lane's key r.
+  FOVEA_DEVICE int key_of(int r) const {
+    return task().first_key + group_ * 64 + warp_in_group() * 16 + lane() / 4 + 8 * r;
+  }
+
+  template <bool kPartial>
+  FOVEA_DEVICE void step(int tile) {
+    wait(L::kQueryFull + rows_at_.stage(), rows_at_.parity());
+    multiply(L::kKeys, L::kQueries);
+    products_commit();
+    products_wait<0>();
+    settle(scores_);
+    weigh<kPartial>(tile);
+
+    wait(L::kDoutFull + rows_at_.stage(), rows_at_.parity());
+    multiply(L::kValues, L::kDouts);
+    products_commit();
+    if constexpr (kPartial) {
+      products_wait<0>();
+      settle(scores_);
+      make_gradients<true>(tile);
+      const bool by_element = must_go_by_element();
+      give_scores(by_element);
+      if (by_element) {
+        add_by_element(tile);
+      } else {
+        products_fence();
+        add_to(dv_, weights_, L::kDouts);
+        add_to(dk_, gradients_, L::kQueries);
+        products_commit();
+        products_wait<0>();
+        settle_sums();
+      }
+    } else {
+      add_to(dv_, weights_, L::kDouts);
+      products_commit();
+      products_wait<1>();
+      settle(scores_);
+      make_gradients<false>(tile);
+      give_scores(false);
+      products_fence();
+      add_to(dk_, gradients_, L::kQueries);
+      products_commit();
+      products_wait<0>();
+      settle_sums();
+    }
+    this->arrive_by_warp(L::kRowsEmpty + rows_at_.stage());
+    rows_at_.advance();
+  }
+  FOVEA_DEVICE void settle_sums() {
+    settle(dv_);
+    settle(dk_);
+    settle(weights_);
+    settle(gradients_);
+  }
+
+  // Scores = K Q^T, or V dO^T.
+  FOVEA_DEVICE void multiply(int left, int right) {
+    const MatrixAt a =
+        MatrixAt::by_rows(base_ + left + group_ * 64 * 128) + keys_.stage() * S::kKeyBytes;
+    const MatrixAt b = MatrixAt::by_rows(base_ + right) + rows_at_.stage() * S::kRowBytes;
+    products_fence();
+    FOVEA_UNROLL
+    for (int i = 0; i < kSteps; ++i) {
+      const MatrixAt x = a + (i / 4 * S::kKeyPanel + i % 4 * 32);
+      const MatrixAt y = b + (i / 4 * S::kRowPanel + i % 4 * 32);
+      if (i == 0)
+        Wgmma<kRows>::template shared_first<T, Lies::by_rows>(scores_, x, y);
+      else
+        Wgmma<kRows>::template shared<T, Lies::by_rows>(scores_, x, y, true);
+    }
+  }
+  // Sums += P^T dO, or dS^T Q.
+  FOVEA_DEVICE void add_to(float (&sums)[kDepth / 2], const std::uint32_t (&left)[kRows / 4],
+                           int right) {
+    const MatrixAt b =
+        MatrixAt::by_columns(base_ + right, S::kRowPanel) + rows_at_.stage() * S::kRowBytes;
+    FOVEA_UNROLL
+    for (int i = 0; i < kRows / 16; ++i)
+      Wgmma<kDepth>::template registers<T, Lies::by_columns>(sums, left + 4 * i, b + i * 2048,
+                                                             true);
+  }
+
+  /// lse of the tile's rows, in base 2.
+  FOVEA_DEVICE Shared<float> lse_of_rows() const {
+    return rows_.from(rows_at_.stage() * 2 * kRows, kRows);
+  }
+
+  // S to P, rounded.
+  template <bool kPartial>
+  FOVEA_DEVICE void weigh(int tile) {
+    const Shared<float> lse = lse_of_rows();
+    FOVEA_UNROLL
+    for (int n = 0; n < kRows / 8; ++n) {
+      const int column = 8 * n + 2 * quad();
+      const float lse0 = lse[column], lse1 = lse[column + 1];
+      FOVEA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        float p0 = exp2(fma(scores_[4 * n + 2 * r], args_.exponent_scale, -lse0));
+        float p1 = exp2(fma(scores_[4 * n + 2 * r + 1], args_.exponent_scale, -lse1));
+        if constexpr (kPartial) {
+          const int i = tile * kRows + column, key = key_of(r);
+          if (!task().sees(i, key)) p0 = 0;
+          if (!task().sees(i + 1, key)) p1 = 0;
+        }
+        weights_[2 * n + r] = pack<T>(p0, p1);
+      }
+    }
+  }
+  // dP to dS, rounded.
+  template <bool kPartial>
+  FOVEA_DEVICE void make_gradients(int tile) {
+    const Shared<float> delta = rows_.from((rows_at_.stage() * 2 + 1) * kRows, kRows);
+    [[maybe_unused]] const bool no_sink = kPartial && !this->has_sink();
+    FOVEA_UNROLL
+    for (int n = 0; n < kRows / 8; ++n) {
+      const int column = 8 * n + 2 * quad();
+      const float delta0 = delta[column], delta1 = delta[column + 1];
+      FOVEA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        const std::uint32_t p = weights_[2 * n + r];
+        float ds0 = widen<T>(static_cast<std::uint16_t>(p)) * (scores_[4 * n + 2 * r] - delta0);
+        float ds1 =
+            widen<T>(static_cast<std::uint16_t>(p >> 16)) * (scores_[4 * n + 2 * r + 1] - delta1);
+        if constexpr (kPartial) {
+          const int i = tile * kRows + column, key = key_of(r);
+          if (no_sink && task().sees_one(i)) ds0 = this->gradient_of_only_key(ds0, i);
+          if (no_sink && task().sees_one(i + 1)) ds1 = this->gradient_of_only_key(ds1, i + 1);
+          if (!task().sees(i, key)) ds0 = 0;
+          if (!task().sees(i + 1, key)) ds1 = 0;
+        }
+        gradients_[2 * n + r] = pack<T>(ds0, ds1);
+      }
+    }
+  }
+
+  FOVEA_DEVICE bool must_go_by_element() const {
+    if (!args_.check_values) return false;
+    wait(L::kChecked + rows_at_.stage(), rows_at_.parity());
+    const Words4 x = load_shared_16(found_.address(8 * rows_at_.stage()));
+    return (x.w[0] | x.w[1] | x.w[2]) != 0;
+  }
+
+  // dS to shared memory, queries down; whether its dQ goes by element is told along.
+  FOVEA_DEVICE void give_scores(bool by_element) {
+    const int stage = scores_at_.stage();
+    wait(L::kScoreEmpty + stage, scores_at_.parity() ^ 1);
+    const std::uint32_t to = base_ + L::kScores + stage * S::kScoreBytes + group_ * kRows * 128;
+    const int matrix = lane() >> 3, chunk = 2 * warp_in_group() + (matrix & 1);
+    FOVEA_UNROLL
+    for (int n = 0; n < kRows / 8; n += 2)
+      store_matrices_transposed(swizzled(to, 8 * (n + (matrix >> 1)) + (lane() & 7), chunk),
+                                gradients_[2 * n], gradients_[2 * n + 1], gradients_[2 * n + 2],
+                                gradients_[2 * n + 3]);
+    if (group_ == 0 && warp_in_group() == 0 && lane() == 0)
+      found_[8 * stage + 4] = by_element ? 1 : 0;
+    fence_async();
+    this->arrive_by_warp(L::kScoreFull + stage);
+    scores_at_.advance();
+  }
+
+  // dV and dK of pairs that see each other, by element.
+  FOVEA_DEVICE void add_by_element(int tile) {
+    const auto head_dim = static_cast<int>(args_.shape.head_dim);
+    const auto v_head_dim = static_cast<int>(args_.shape.v_head_dim);
+    FOVEA_ROLL
+    for (int begin = tile * kRows; begin < (tile + 1) * kRows; begin += 4) {
+      HopperPair pairs[2] = {};
+      bool sees[2];
+      FOVEA_UNROLL
+      for (int r = 0; r < 2; ++r) {
+        sees[r] = task().sees(begin + quad(), key_of(r));
+        if (sees[r]) pairs[r] = this->pair_of(begin + quad(), key_of(r));
+      }
+      FOVEA_ROLL
+      for (int n = 0; n < 4; ++n) {
+        const int from = (lane() & ~3) | n;
+        float p[2], ds[2];
+        bool seen[2];
+        FOVEA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          p[r] = shuffle(pairs[r].p, from);
+          ds[r] = shuffle(pairs[r].ds, from);
+          seen[r] = shuffle(sees[r] ? 1 : 0, from) != 0;
+        }
+        if (!any(seen[0] || seen[1])) continue;
+        const T* q = this->query_at(begin + n);
+        const T* dout = this->dout_at(begin + n);
+        FOVEA_UNROLL
+        for (int x = 0; x < kDepth / 2; ++x) {
+          const int column = x / 4 * 8 + 2 * quad() + x % 2;
+          if (!seen[x >> 1 & 1]) continue;
+          if (column < v_head_dim) dv_[x] = fma(p[x >> 1 & 1], to_f32(dout[column]), dv_[x]);
+          if (column < head_dim) dk_[x] = fma(ds[x >> 1 & 1], to_f32(q[column]), dk_[x]);
+        }
+      }
+    }
+  }
+
+  // Sums to dK and dV.
+  FOVEA_DEVICE void store() const {
+    store_sums(dk_, args_.dk, args_.dk_sums, args_.score_scale,
+               static_cast<int>(args_.shape.head_dim));
+    store_sums(dv_, args_.dv, {}, 1, static_cast<int>(args_.shape.v_head_dim));
+  }
+  FOVEA_DEVICE void store_sums(const float (&sums)[kDepth / 2], const plain::Sink& sink,
+                               const Sums& to, float factor, int columns) const {
+    const HopperKeys& t = task();
+    FOVEA_UNROLL
+    for (int r = 0; r < 2; ++r) {
+      const int key = key_of(r);
+      if (key >= t.kv_capacity) continue;
+      plain::Run<char*> run{};
+      if (to.data != nullptr) {
+        float* row = to.data + t.batch * to.batch + t.kv_head * to.head +
+                     (static_cast<std::int64_t>(t.k_begin) + key) * to.row;
+        run = {reinterpret_cast<char*>(row), plain::Element::f32, 0, 1, 1, 0};
+      } else if (sink.segments.count > 0) {
+        run = plain::run_at(sink.segments, {t.batch, t.kv_head, t.k_begin}, key, 1);
+      }
+      if (run.data == nullptr) continue;
+      const int first = 2 * quad();
+      store_row_pairs<typename S::Mode, kDepth / 8>(run, first, columns - first, [&](int n, int x) {
+        return sums[4 * n + 2 * r + x] * factor;
+      });
+    }
+  }
+
+  const int group_;
+  float scores_[kRows / 2];  ///< S, then dP
+  float dk_[kDepth / 2], dv_[kDepth / 2];
+  std::uint32_t weights_[kRows / 4], gradients_[kRows / 4];  ///< P^T, dS^T
+};
+
+/// The warpgroup that computes dQ.
+template <class S>
+class HopperQueryWorker : HopperBackwardWorker<S> {
+  using Base = HopperBackwardWorker<S>;
+  using L = HopperBackwardLayout<S>;
+  using T = typename S::T;
+  using Base::args_, Base::base_, Base::found_, Base::wait, Base::keys_, Base::scores_at_,
+      Base::head_, Base::task, Base::lane, Base::quad, Base::warp_in_group;
+  static constexpr int kRows = S::kRows, kKeys = S::kKeys;
+
+ public:
+  FOVEA_DEVICE explicit HopperQueryWorker(const HopperBackwardArgs& args) : Base(args) {}
+
+  FOVEA_DEVICE void run() {
+    while (this->next_task()) {
+      this->for_tiles([&](int tile, auto partial) { step<partial>(tile); });
+      this->release_task();
+    }
+  }
+
+ private:
+  template <bool kPartial>
+  FOVEA_DEVICE void step(int tile) {
+    const int stage = scores_at_.stage();
+    wait(L::kScoreFull + stage, scores_at_.parity());
+    bool by_element = false;
+    if constexpr (kPartial) by_element = shuffle(found_[8 * stage + 4], 0) != 0;
+    if (args_.dq.data != nullptr) {
+      if (by_element)
+        add_by_element(tile);
+      else
+        add_products(tile);
+    }
+    this->arrive_by_warp(L::kScoreEmpty + stage);
+    scores_at_.advance();
+  }
+
+  FOVEA_DEVICE void add_products(int tile) {
+    const MatrixAt a = MatrixAt::by_rows(base_ + L::kScores) + scores_at_.stage() * S::kScoreBytes;
+    FOVEA_ROLL
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      const MatrixAt b = MatrixAt::by_columns(base_ + L::kKeys, S::kKeyPanel) +
+                         (keys_.stage() * S::kKeyBytes + panel * S::kKeyPanel);
+      products_fence();
+      FOVEA_UNROLL
+      for (int i = 0; i < kKeys / 16; ++i) {
+        const MatrixAt x = a + (i / 4 * kRows * 128 + i % 4 * 32);
+        if (i == 0)
+          Wgmma<64>::template shared_first<T, Lies::by_columns>(sums_, x, b);
+        else
+          Wgmma<64>::template shared<T, Lies::by_columns>(sums_, x, b + i * 2048, true);
+      }
+      products_commit();
+      products_wait<0>();
+      settle(sums_);
+      add_to_rows(tile, panel);
+    }
+  }
+
+  /// The lane's row r.
+  FOVEA_DEVICE int row_of_lane(int tile, int r) const {
+    return tile * kRows + warp_in_group() * 16 + lane() / 4 + 8 * r;
+  }
+  // Two lanes trade halves, so that each adds four columns of one row at a time.
+  FOVEA_DEVICE void add_to_rows(int tile, int panel) {
+    const bool odd = (lane() & 1) != 0;
+    const int i = row_of_lane(tile, odd ? 1 : 0);
+    const HopperKeys& t = task();
+    float* row = args_.dq.data + t.batch * args_.dq.batch + head_ * args_.dq.head +
+                 (static_cast<std::int64_t>(t.q_begin) + i) * args_.dq.row;
+    const int first = panel * 64 + (quad() & 2) * 2;
+    const bool live = i < t.q_len;
+    FOVEA_UNROLL
+    for (int n = 0; n < 8; ++n) {
+      float* x = sums_ + 4 * n;
+      const float x0 = shuffle_xor(odd ? x[0] : x[2], 1), x1 = shuffle_xor(odd ? x[1] : x[3], 1);
+      const int column = first + 8 * n;
+      if (!live || column >= args_.dq.row) continue;
+      if (odd)
+        add_four_to(row + column, x0, x1, x[2], x[3]);
+      else
+        add_four_to(row + column, x[0], x[1], x0, x1);
+    }
+  }
+
+  // dQ of pairs that see each other, by element.
+  FOVEA_DEVICE void add_by_element(int tile) {
+    const auto head_dim = static_cast<int>(args_.shape.head_dim);
+    FOVEA_ROLL
+    for (int panel = 0; panel < S::kPanels; ++panel) {
+      FOVEA_UNROLL
+      for (int x = 0; x < 32; ++x) sums_[x] = 0;
+      FOVEA_ROLL
+      for (int begin = task().first_key; begin < task().first_key + kKeys; begin += 4) {
+        float ds_of[2] = {};
+        bool sees[2];
+        FOVEA_UNROLL
+        for (int r = 0; r < 2; ++r) {
+          const int i = row_of_lane(tile, r);
+          sees[r] = task().sees(i, begin + quad());
+          if (sees[r]) ds_of[r] = this->pair_of(i, begin + quad()).ds;
+        }
+        FOVEA_ROLL
+        for (int n = 0; n < 4; ++n) {
+          const int from = (lane() & ~3) | n;
+          float ds[2];
+          bool seen[2];
+          FOVEA_UNROLL
+          for (int r = 0; r < 2; ++r) {
+            ds[r] = shuffle(ds_of[r], from);
+            seen[r] = shuffle(sees[r] ? 1 : 0, from) != 0;
+          }
+          if (!any(seen[0] || seen[1])) continue;
+          const T* k = this->key_at(begin + n);
+          FOVEA_UNROLL
+          for (int x = 0; x < 32; ++x) {
+            const int column = panel * 64 + x / 4 * 8 + 2 * quad() + x % 2;
+            if (seen[x >> 1 & 1] && column < head_dim)
+              sums_[x] = fma(ds[x >> 1 & 1], to_f32(k[column]), sums_[x]);
+          }
+        }
+      }
+      add_to_rows(tile, panel);
+    }
+  }
+
+  float sums_[32];  ///< dQ of 64 columns
+};
+
+template <class S>
+FOVEA_DEVICE void hopper_backward(const HopperBackwardArgs& args) {
+  using L = HopperBackwardLayout<S>;
+  const int group = shuffle(warp() / 4, 0);
+  if (thread_index() == 0) {
+    const Shared<Mbarrier> barriers = shared_array<Mbarrier>(L::kBarriersAt, L::kBarriers);
+    const int helpers = args.check_values ? L::kHelpers : 1;
+    const auto init = [&](int first, int arrivals) {
+      for (int n = first; n < first + L::kStages; ++n) barrier_init(barriers, n, arrivals);
+    };
+    init(L::kKeyFull, 1);
+    init(L::kKeyEmpty, 12 + helpers);
+    init(L::kQueryFull, 2);  // the copy and the first helper
+    init(L::kDoutFull, 1);
+    init(L::kRowsEmpty, 8 + helpers);
+    init(L::kChecked, L::kHelpers);
+    init(L::kScoreFull, 8);
+    init(L::kScoreEmpty, 4);
+    fence_barrier_init();
+    fence_async();
+  }
+  barrier();
+  if (group == 0) {
+    keep_registers<S::kFeedRegisters>();
+    if (warp() == 0)
+      HopperBackwardProducer<S>(args).run();
+    else if (warp() == 1 || args.check_values)
+      HopperBackwardHelper<S>(args, warp() - 1).run();
+  } else if (group < 3) {
+    take_registers<S::kSumRegisters>();
+    HopperKeyWorker<S>(args, group - 1).run();
+  } else {
+    keep_registers<S::kQueryRegisters>();
+    HopperQueryWorker<S>(args).run();
+  }
+}
+
+template <class S>
+HopperBackwardVariant hopper_backward_variant() {
+  return {entry_of<HopperBackwardArgs, S::kThreads, 1, hopper_backward<S>>("sm90_backward"),
+          {S::kKeys, S::kRows, static_cast<std::size_t>(HopperBackwardLayout<S>::kBytes)}};
+}
+
+template <class Mode>
+HopperBackwardVariant hopper_backward_of(std::int64_t head_dim) {
+  if (head_dim <= 64) return hopper_backward_variant<HopperBackwardShape<Mode, 64>>();
+  return hopper_backward_variant<HopperBackwardShape<Mode, 128>>();
+}
+
+}  // namespace fovea::cuda::FOVEA_WORLD
