@@ -154,44 +154,41 @@ class HopperBackwardProducer : HopperBackwardBlock<S> {
 
   FOVEA_DEVICE void load_keys(const HopperKeys& t) const {
     if (lane() == 0) {
-      const int full = L::kKeyFull + keys_.stage();
-      barrier_arrive_expecting(barriers_, full, 2 * S::kKeyBytes);
+      const int stage = keys_.stage(), full = L::kKeyFull + stage;
       const int row = t.k_begin + t.first_key;
-      FOVEA_UNROLL
-      for (int panel = 0; panel < S::kPanels; ++panel)
-        load_box(base_ + L::kKeys + keys_.stage() * S::kKeyBytes + panel * S::kKeyPanel,
-                 args_.k_map, barriers_, full,
-                 {{64 * panel, row, t.kv_head * args_.k_steps.head, t.batch * args_.k_steps.batch}},
-                 Reuse::once);
-      FOVEA_UNROLL
-      for (int panel = 0; panel < S::kPanels; ++panel)
-        load_box(base_ + L::kValues + keys_.stage() * S::kKeyBytes + panel * S::kKeyPanel,
-                 args_.v_map, barriers_, full,
-                 {{64 * panel, row, t.kv_head * args_.v_steps.head, t.batch * args_.v_steps.batch}},
-                 Reuse::once);
+      barrier_arrive_expecting(barriers_, full, 2 * S::kKeyBytes);
+      load<S::kKeyPanel>(L::kKeys + stage * S::kKeyBytes, args_.k_map, full,
+                         {{0, row, t.kv_head * args_.k_steps.head, t.batch * args_.k_steps.batch}},
+                         Reuse::once);
+      load<S::kKeyPanel>(L::kValues + stage * S::kKeyBytes, args_.v_map, full,
+                         {{0, row, t.kv_head * args_.v_steps.head, t.batch * args_.v_steps.batch}},
+                         Reuse::once);
     }
     warp_barrier();
   }
   FOVEA_DEVICE void load_rows(const HopperKeys& t, int head, int tile) {
-    wait(L::kRowsEmpty + rows_at_.stage(), rows_at_.parity() ^ 1);
+    const int stage = rows_at_.stage();
+    wait(L::kRowsEmpty + stage, rows_at_.parity() ^ 1);
     if (lane() == 0) {
       const int row = t.q_begin + tile * S::kRows;
-      load(args_.q_map, L::kQueries, L::kQueryFull,
-           {{0, row, head * args_.q_steps.head, t.batch * args_.q_steps.batch}});
-      load(args_.dout_map, L::kDouts, L::kDoutFull,
-           {{0, row, head * args_.dout_steps.head, t.batch * args_.dout_steps.batch}});
+      barrier_arrive_expecting(barriers_, L::kQueryFull + stage, S::kRowBytes);
+      load<S::kRowPanel>(L::kQueries + stage * S::kRowBytes, args_.q_map, L::kQueryFull + stage,
+                         {{0, row, head * args_.q_steps.head, t.batch * args_.q_steps.batch}},
+                         Reuse::often);
+      barrier_arrive_expecting(barriers_, L::kDoutFull + stage, S::kRowBytes);
+      load<S::kRowPanel>(L::kDouts + stage * S::kRowBytes, args_.dout_map, L::kDoutFull + stage,
+                         {{0, row, head * args_.dout_steps.head, t.batch * args_.dout_steps.batch}},
+                         Reuse::often);
     }
     warp_barrier();  // no lane may miss a phase
     rows_at_.advance();
   }
-  FOVEA_DEVICE void load(const TensorMap& map, int ring, int full, BoxAt from) const {
-    const int stage = rows_at_.stage();
-    barrier_arrive_expecting(barriers_, full + stage, S::kRowBytes);
+  template <int kPanelBytes>
+  FOVEA_DEVICE void load(int to, const TensorMap& map, int full, BoxAt from, Reuse reuse) const {
     FOVEA_UNROLL
     for (int panel = 0; panel < S::kPanels; ++panel) {
       from.at[0] = 64 * panel;
-      load_box(base_ + ring + stage * S::kRowBytes + panel * S::kRowPanel, map, barriers_,
-               full + stage, from, Reuse::often);
+      load_box(base_ + to + panel * kPanelBytes, map, barriers_, full, from, reuse);
     }
   }
 
