@@ -23,6 +23,7 @@ import ctypes
 import datetime
 import json
 import math
+import re
 import statistics
 import subprocess
 import sys
@@ -140,11 +141,17 @@ class Ours:
             self._params.band_anchor, self._params.band_left = fovea.TOP_LEFT, fovea.UNBOUNDED
         params = ctypes.pointer(self._params)
         own = {} if options.autotune else {"backend": "cuda"}
-        choice = {"kernel": options.kernel} if options.kernel else own
+
+        def choice(direction: str) -> dict[str, str]:
+            name = options.kernel
+            if name and not name.endswith((".forward", ".backward")):
+                name += "." + direction
+            return {"kernel": name} if name.endswith("." + direction) else own
+
         common = {"allocate": self._allocate, "stream": torch.cuda.current_stream().cuda_stream,
                   "autotune": options.autotune}
         saved = {"params": params, "out": fovea.operand(view(self.out)), "lse": view(self.lse)}
-        self.forward = fovea.Plan(library, fovea.ForwardArgs(**saved), **choice, **common)
+        self.forward = fovea.Plan(library, fovea.ForwardArgs(**saved), **choice("forward"), **common)
         if inputs.dout is None:
             return
         self.dq, self.dk, self.dv = (torch.full_like(t, math.nan)
@@ -152,8 +159,8 @@ class Ours:
         args = fovea.BackwardArgs(dout=fovea.operand(view(inputs.dout)), **saved,
                                   dq=fovea.operand(view(self.dq)), dk=fovea.operand(view(self.dk)),
                                   dv=fovea.operand(view(self.dv)))
-        self.backward = fovea.Plan(library, args, deterministic=options.deterministic, **own,
-                                   **common)
+        self.backward = fovea.Plan(library, args, deterministic=options.deterministic,
+                                   **choice("backward"), **common)
 
     def _allocate(self, size: int) -> int:
         self._memory.append(torch.empty(size, dtype=torch.uint8, device="cuda"))
@@ -349,8 +356,9 @@ def commit() -> str:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--library", type=Path, default=ROOT / "build/cuda/src/shared/libfovea.so")
-    parser.add_argument("--filter", default="", help="run the cases whose name contains this")
-    parser.add_argument("--kernel", default="", help="Fovea's forward kernel; else its choice")
+    parser.add_argument("--filter", default="", help="a regular expression that a case's name contains")
+    parser.add_argument("--kernel", default="",
+                        help="Fovea's kernel, for one direction where the name has it; else its choice")
     parser.add_argument("--autotune", action="store_true",
                         help="Fovea measures all kernels that serve, cuDNN's too, and takes the "
                              "fastest; else its own")
@@ -368,7 +376,7 @@ def main() -> int:
     header = ["case", "direction", "ms", "TFLOP/s", "kernel",
               *(f"{name} TFLOP/s (ratio)" for name in options.peers)]
     for case in all_cases():
-        if options.filter not in case.name:
+        if not re.search(options.filter, case.name):
             continue
         for row in run_case(library, case, options):
             rows.append(row)

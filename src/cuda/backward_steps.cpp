@@ -2,13 +2,20 @@
 
 #include <algorithm>
 
+#include "cuda/woven_sums.h"
+
 namespace fovea::cuda {
 namespace {
+
+/// Of sums of rows: woven ones go by groups of rows.
+std::int64_t elements_of(const RowSpace& space, std::int64_t width) {
+  return ceil_div(space.array_rows(), kWovenRows) * kWovenRows * width;
+}
 
 /// Sums of a gradient in the workspace.
 Sums take_sums(const RowSpace& space, std::int64_t width, Workspace& workspace) {
   const std::int64_t rows = space.packed ? space.total() : space.rows();
-  Sums sums{workspace.take<float>(space.array_rows() * width), 0, rows * width, width, 1};
+  Sums sums{workspace.take<float>(elements_of(space, width)), 0, rows * width, width, 1};
   if (!space.packed) sums.batch = space.heads() * sums.head;
   return sums;
 }
@@ -72,10 +79,14 @@ void BackwardSteps::plan(const Problem& p, const BackwardTile& tile, BackwardArg
   args.column_tiles = ceil_div(std::max(p.head_dim, p.v_head_dim), tile.columns);
   args.tasks = p.batch * p.kv_heads * args.key_tiles * args.column_tiles;
   if (plain::wanted(p.dq)) {
-    args.dq = take_sums(queries, padded_width(p.head_dim), workspace);
+    const std::int64_t width = tile.woven ? ceil_div(p.head_dim, kWovenColumns) * kWovenColumns
+                                          : padded_width(p.head_dim);
+    args.dq = take_sums(queries, width, workspace);
     zeros[0] = {args.dq.data,
-                static_cast<std::size_t>(queries.array_rows() * args.dq.row) * sizeof(float)};
-    add_finish(p.dq, q, queries, args.dq, workspace).factor = args.score_scale;
+                static_cast<std::size_t>(elements_of(queries, width)) * sizeof(float)};
+    FinishArgs& last = add_finish(p.dq, q, queries, args.dq, workspace);
+    last.factor = args.score_scale;
+    last.woven = tile.woven;
     if (p.deterministic) {
       const std::int64_t turns = p.batch * p.q_heads * args.row_tiles * args.column_tiles;
       args.turns = workspace.take<std::uint32_t>(turns);

@@ -39,7 +39,11 @@ FOVEA_DEVICE void load_gradient(const FinishArgs& args, const RowLanes& lanes, b
   RowReader sums;
   sums.width = static_cast<int>(args.input.width);
   sums.factor = args.factor;
-  if (reads) sums.data = args.sums + args.space.place(row.place, row.row) * args.padded;
+  sums.woven = args.woven;
+  if (reads) {
+    const std::int64_t at = args.space.place(row.place, row.row);
+    sums.data = args.sums + (args.woven ? woven_row(at, args.padded) : at * args.padded);
+  }
   read_row(sums, lanes, reads, row.g);
   const plain::Prologue& prologue = args.input.prologue;
   if (!kPrologue || !prologue.rotate || !reads) return;

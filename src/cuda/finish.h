@@ -23,6 +23,7 @@ struct FinishArgs {
   RowSpace space;
   const float* sums = nullptr;  ///< [space.array_rows(), padded]; 16-byte aligned
   std::int64_t padded = 0;      ///< a multiple of 8, at least the width
+  bool woven = false;           ///< they lie as woven_sums.h says; padded: a multiple of 16
   float factor = 1;
   plain::Sink sink;  ///< no segments: only the weights' gradients are wanted
   WeightGradient weights[plain::kMostSegments];

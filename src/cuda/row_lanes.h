@@ -9,6 +9,7 @@
 #include "cuda/device/copy.h"
 #include "cuda/device/numbers.h"
 #include "cuda/device/thread.h"
+#include "cuda/woven_sums.h"
 
 namespace fovea::cuda::FOVEA_WORLD {
 namespace {
@@ -120,6 +121,7 @@ struct RowReader {
   int width = 0;
   float factor = 1;
   plain::Floats weights;  ///< absent: ones
+  bool woven = false;     ///< f32 sums that lie as woven_sums.h says
 
   FOVEA_DEVICE void multiply(int column, float (&x)[kPiece]) const {
     float w[kPiece];
@@ -129,10 +131,21 @@ struct RowReader {
     for (int n = 0; n < kPiece; ++n) x[n] *= weights.data != nullptr ? factor * w[n] : factor;
   }
   FOVEA_DEVICE void piece(int column, float (&x)[kPiece]) const {
-    load_piece(data, element, stride, column, width - column, x);
+    if (woven) {
+      const float* from = static_cast<const float*>(data) + woven_column(column);
+      FOVEA_UNROLL
+      for (int n = 0; n < kPiece; n += 2) {
+        const Floats2 pair = load_8(from + 2 * n);
+        x[n] = column + n < width ? pair.x0 : 0;
+        x[n + 1] = column + n + 1 < width ? pair.x1 : 0;
+      }
+    } else {
+      load_piece(data, element, stride, column, width - column, x);
+    }
     multiply(column, x);
   }
   FOVEA_DEVICE float at(int column) const {
+    if (woven) return static_cast<const float*>(data)[woven_column(column)] * factor;
     const float w = weights.data != nullptr
                         ? load_element(weights.data, weights.element, column * weights.stride)
                         : 1;

@@ -38,6 +38,7 @@ struct MaskGradientArgs : BackwardArgs {
 struct BackwardTile {
   int keys, rows, columns, warps;  ///< columns: of the gradients that a block sums
   std::size_t shared_bytes;
+  bool woven = false;  ///< sums of dq lie as woven_sums.h says
 };
 
 /// Gradient columns that one block sums; wider ones take several.

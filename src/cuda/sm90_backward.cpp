@@ -41,8 +41,8 @@ HopperBackwardCall make_call(const Problem& p, std::byte* memory) {
   BackwardArgs common;
   call.variant = variant_of(p);
   const HopperBackwardTile& tile = call.variant.tile;
-  call.steps.plan(p, {tile.keys, tile.rows, kMaxGradientColumns, 0, tile.shared_bytes}, common,
-                  workspace);
+  call.steps.plan(p, {tile.keys, tile.rows, kMaxGradientColumns, 0, tile.shared_bytes, true},
+                  common, workspace);
   const RowSpace queries = rows_by_queries(common), keys = rows_by_keys(common);
   call.q = map_of(common.q.segments, queries, p.head_dim, tile.rows);
   call.k = map_of(common.k.segments, keys, p.head_dim, tile.keys);
@@ -61,7 +61,8 @@ HopperBackwardCall make_call(const Problem& p, std::byte* memory) {
   args.delta = common.delta;
   args.dlse = common.dlse;
   args.sinks = common.scores.sinks;
-  args.dq = common.dq;
+  if (const Sums& dq = common.dq; dq.row > 0)
+    args.dq = {dq.data, dq.batch / dq.row, dq.head / dq.row, dq.row};
   args.dk = common.dk;
   args.dv = common.dv;
   args.dk_sums = common.dk_sums;

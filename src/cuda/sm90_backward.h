@@ -3,6 +3,7 @@
 
 #include "cuda/sm80_backward.h"
 #include "cuda/sm90_maps.h"
+#include "cuda/woven_sums.h"
 
 namespace fovea::cuda {
 
@@ -19,8 +20,8 @@ struct HopperBackwardArgs {
   plain::Input dlse;    ///< likewise; data may be null
   plain::Floats sinks;  ///< [q_heads]; data may be null
 
-  Sums dq;                   ///< as BackwardArgs has them
-  plain::Sink dk, dv;        ///< likewise
+  WovenSums dq;              ///< of dq / scale, zeros at first; data may be null
+  plain::Sink dk, dv;        ///< as BackwardArgs has them
   Sums dk_sums;              ///< likewise
   float score_scale = 1;     ///< scale
   float exponent_scale = 1;  ///< scale log2(e), positive

@@ -23,7 +23,7 @@ template <class Mode_, int kDepth_>
 struct HopperBackwardShape {
   using Mode = Mode_;
   using T = typename Mode::Element;
-  static constexpr int kDepth = kDepth_, kKeys = 128, kRows = 64, kThreads = 512;
+  static constexpr int kDepth = kDepth_, kKeys = 128, kHalf = 64, kRows = 64, kThreads = 512;
   static constexpr int kStages = 2;            ///< of K and V, of Q and dO, of dS
   static constexpr int kPanels = kDepth / 64;  ///< 64 columns, 128 bytes a row
   static constexpr int kKeyPanel = kKeys * 128, kRowPanel = kRows * 128;
@@ -32,15 +32,32 @@ struct HopperBackwardShape {
   static constexpr int kFeedRegisters = 24, kSumRegisters = 208, kQueryRegisters = 72;
 };
 
-/// A tile of keys and the queries that see some of it, the same for all threads. Tiles of queries
-/// [begin, end); in [inner_begin, inner_end) all rows see all keys. live: 0: there are no more.
+/// Which tiles of queries see some of 64 keys: from at[0] to at[3], and from at[1] to at[2] all rows
+/// see all keys. In rising order.
+struct HopperHalf {
+  int at[4];
+
+  FOVEA_DEVICE bool partial(int tile) const {
+    return (tile >= at[0] && tile < at[1]) || (tile >= at[2] && tile < at[3]);
+  }
+  FOVEA_DEVICE bool some_partial() const { return at[0] < at[1] || at[2] < at[3]; }
+};
+
+/// A tile of keys and the queries that see some of it, the same for all threads: tiles of queries
+/// [begin, end). live: 0: there are no more.
 struct HopperKeys {
   int live, batch, kv_head, first_key, kv_len, kv_capacity, k_begin;
   int q_begin, q_len;
-  int begin, end, inner_begin, inner_end;
+  int begin, end;
   int below, above;
+  HopperHalf halves[2];  ///< of the keys, of 64
 
-  FOVEA_DEVICE bool partial(int tile) const { return tile < inner_begin || tile >= inner_end; }
+  FOVEA_DEVICE bool partial(int tile) const {
+    return halves[0].partial(tile) || halves[1].partial(tile);
+  }
+  FOVEA_DEVICE bool some_partial() const {
+    return halves[0].some_partial() || halves[1].some_partial();
+  }
   FOVEA_DEVICE bool sees(int row, int key) const {
     return row < q_len && key < kv_len && row - below <= key && key <= row + above;
   }
@@ -60,8 +77,9 @@ struct HopperBackwardLayout {
   static constexpr int kQueries = kValues + kStages * S::kKeyBytes;
   static constexpr int kDouts = kQueries + kStages * S::kRowBytes;
   static constexpr int kScores = kDouts + kStages * S::kRowBytes;
-  static constexpr int kRowsAt = kScores + kStages * S::kScoreBytes;  ///< lse, delta
-  static constexpr int kBarriersAt = kRowsAt + kStages * 2 * S::kRows * 4;
+  /// Of each row of a stage of Q: lse, delta, the share of dP in dS.
+  static constexpr int kRowsAt = kScores + kStages * S::kScoreBytes, kOfRows = 3 * S::kRows;
+  static constexpr int kBarriersAt = kRowsAt + kStages * kOfRows * 4;
   // Barriers by number.
   static constexpr int kKeyFull = 0, kKeyEmpty = kKeyFull + kStages;
   static constexpr int kQueryFull = kKeyEmpty + kStages, kDoutFull = kQueryFull + kStages;
@@ -71,7 +89,7 @@ struct HopperBackwardLayout {
   static constexpr int kTasksAt = kBarriersAt + 8 * kBarriers;
   static constexpr int kFoundAt =
       (kTasksAt + kStages * static_cast<int>(sizeof(HopperKeys)) + 15) / 16 * 16;
-  /// Of a stage of Q: a word for each helper, and one for who adds dQ.
+  /// Of a stage of Q: a word for each helper; of one of dS, from the fifth on: one for each half.
   static constexpr int kBytes = kFoundAt + kStages * 2 * 16;
   static_assert(kBytes <= 227 * 1024);
 };
@@ -89,7 +107,7 @@ class HopperBackwardBlock {
         base_(shared_array<char>(0, L::kBytes).address(0)),
         barriers_(shared_array<Mbarrier>(L::kBarriersAt, L::kBarriers)),
         tasks_(shared_array<HopperKeys>(L::kTasksAt, kStages)),
-        rows_(shared_array<float>(L::kRowsAt, kStages * 2 * S::kRows)),
+        rows_(shared_array<float>(L::kRowsAt, kStages * L::kOfRows)),
         found_(shared_array<int>(L::kFoundAt, kStages * 8)) {}
 
   FOVEA_DEVICE void wait(int barrier, int parity, int line = __builtin_LINE()) const {
@@ -103,6 +121,10 @@ class HopperBackwardBlock {
   }
   FOVEA_DEVICE int group() const {
     return static_cast<int>(args_.shape.q_heads / args_.shape.kv_heads);
+  }
+
+  FOVEA_DEVICE bool has_sink(int head) const {
+    return float_at(args_.sinks, 0, head, kNegativeInfinity) != kNegativeInfinity;
   }
 
   const HopperBackwardArgs& args_;
@@ -225,15 +247,26 @@ class HopperBackwardProducer : HopperBackwardBlock<S> {
     constexpr std::int64_t kFar = std::int64_t{1} << 29;  // beyond every length that is served
     to.below = static_cast<int>(plain::clamp(band.below, -kFar, kFar));
     to.above = static_cast<int>(plain::clamp(band.above, -kFar, kFar));
-    const int last = static_cast<int>(plain::lesser(key + S::kKeys, s.kv_len)) - 1;
     const auto clip = [&](int row) { return row < 0 ? 0 : row < to.q_len ? row : to.q_len; };
-    const int begin = clip(to.first_key - to.above), end = clip(last + to.below + 1);
-    const bool some = last >= to.first_key && begin < end;
-    to.begin = some ? begin / S::kRows : 0;
-    to.end = some ? (end - 1) / S::kRows + 1 : 0;
-    const bool whole = some && last - to.first_key == S::kKeys - 1;
-    to.inner_begin = whole ? (clip(last - to.above) + S::kRows - 1) / S::kRows : 0;
-    to.inner_end = whole ? clip(to.first_key + to.below + 1) / S::kRows : 0;
+    to.begin = to.q_len;
+    to.end = 0;
+    FOVEA_UNROLL
+    for (int n = 0; n < 2; ++n) {
+      int(&at)[4] = to.halves[n].at;
+      const int first = to.first_key + n * S::kHalf;
+      const int behind = first + S::kHalf < to.kv_len ? first + S::kHalf : to.kv_len;
+      const int begin = clip(first - to.above), end = clip(behind + to.below);
+      const bool some = first < behind && begin < end, whole = behind - first == S::kHalf;
+      const auto within = [&](int tile) { return tile < at[0] ? at[0] : tile < at[3] ? tile : at[3]; };
+      at[0] = some ? begin / S::kRows : 0;
+      at[3] = some ? (end - 1) / S::kRows + 1 : 0;
+      at[1] = within(whole ? (clip(behind - 1 - to.above) + S::kRows - 1) / S::kRows : at[3]);
+      at[2] = within(whole ? clip(first + to.below + 1) / S::kRows : at[3]);
+      if (at[2] < at[1]) at[2] = at[1];
+      if (some && at[0] < to.begin) to.begin = at[0];
+      if (at[3] > to.end) to.end = at[3];
+    }
+    if (to.end == 0) to.begin = 0;
     if (lane() == 0) shared = to;
     warp_barrier();
     return true;
@@ -261,7 +294,7 @@ class HopperBackwardHelper : HopperBackwardBlock<S> {
       wait(L::kKeyFull + keys.stage(), keys.parity());
       const HopperKeys& t = tasks_[keys.stage()];
       if (t.live == 0) return;
-      const bool looks = args_.check_values && (t.begin < t.inner_begin || t.inner_end < t.end);
+      const bool looks = args_.check_values && t.some_partial();
       const bool bad_keys =
           looks && holds_non_finite(base_ + L::kKeys + keys.stage() * S::kKeyBytes, S::kKeyBytes);
       const int heads = group();
@@ -289,26 +322,35 @@ class HopperBackwardHelper : HopperBackwardBlock<S> {
   }
 
  private:
-  // A row that sees nothing, or is none, has no weights: lse is infinite.
+  // A row that sees nothing, or is none, has no weights: lse is infinite. Where a row sees a single
+  // key and no sink, dP is the sum in delta, exactly: dS = P dlse, without either.
   FOVEA_DEVICE void bring_rows(const HopperKeys& t, int head, int tile,
                                const typename Block::Place& rows) const {
+    constexpr int kEach = S::kRows / 32;
+    const int first = tile * S::kRows + lane();
+    float lse[kEach], delta[kEach];
+    FOVEA_UNROLL
+    for (int n = 0; n < kEach; ++n) {
+      const bool live = first + 32 * n < t.q_len;
+      lse[n] = live ? *at(args_.lse, t, head, first + 32 * n) : kNegativeInfinity;
+      delta[n] = live ? *at(args_.delta, t, head, first + 32 * n) : 0;
+    }
     wait(L::kRowsEmpty + rows.stage(), rows.parity() ^ 1);
     FOVEA_UNROLL
-    for (int half = 0; half < S::kRows / 32; ++half) {
-      const int n = lane() + 32 * half, i = tile * S::kRows + n;
-      float lse = kInfinity, delta = 0;
-      if (i < t.q_len) {
-        const std::int64_t row = static_cast<std::int64_t>(t.q_begin) + i;
-        lse =
-            args_.lse.data[t.batch * args_.lse.batch + head * args_.lse.head + row * args_.lse.row];
-        delta = args_.delta.data[t.batch * args_.delta.batch + head * args_.delta.head +
-                                 row * args_.delta.row];
-        lse = lse == kNegativeInfinity ? kInfinity : lse * kLog2e;
-      }
-      rows_[rows.stage() * 2 * S::kRows + n] = lse;
-      rows_[rows.stage() * 2 * S::kRows + S::kRows + n] = delta;
+    for (int n = 0; n < kEach; ++n) {
+      const bool lone = t.sees_one(first + 32 * n) && !this->has_sink(head);
+      if (lone)
+        delta[n] = args_.dlse.data == nullptr ? 0 : -*at(args_.dlse, t, head, first + 32 * n);
+      const int to = rows.stage() * L::kOfRows + 32 * n + lane();
+      rows_[to] = lse[n] == kNegativeInfinity ? kInfinity : lse[n] * kLog2e;
+      rows_[to + S::kRows] = delta[n];
+      rows_[to + 2 * S::kRows] = lone ? 0 : 1;
     }
     arrive_by_warp(L::kQueryFull + rows.stage());
+  }
+  FOVEA_DEVICE static auto at(const auto& of, const HopperKeys& t, int head, int row) {
+    return of.data + (t.batch * of.batch + head * of.head +
+                      (static_cast<std::int64_t>(t.q_begin) + row) * of.row);
   }
 
   /// Whether the warp's share of a tile holds NaN or infinity.

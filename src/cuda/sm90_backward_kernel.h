@@ -76,38 +76,26 @@ class HopperBackwardWorker : protected HopperBackwardBlock<S> {
     keys_.advance();
   }
 
-  /// Calls step(tile, partial) for the tiles of queries of all heads: partial is a constant, since
-  /// products must not stand in branches.
-  template <class Step>
-  FOVEA_DEVICE void for_tiles(Step&& step) {
+  /// Calls walk() with each head of the group.
+  template <class Walk>
+  FOVEA_DEVICE void for_heads(Walk&& walk) {
     const int heads = this->group();
     FOVEA_ROLL
     for (int g = 0; g < heads; ++g) {
       head_ = field(&HopperKeys::kv_head) * heads + g;
-      int tile = field(&HopperKeys::begin);
-      FOVEA_ROLL
-      for (int part = 0; part < 3; ++part) {
-        int stop = field(&HopperKeys::end);
-        if (part < 2) {
-          const int inner =
-              part == 0 ? field(&HopperKeys::inner_begin) : field(&HopperKeys::inner_end);
-          stop = stop < inner ? stop : inner;
-        }
-        if (part == 1) {
-          FOVEA_ROLL
-          for (; tile < stop; ++tile) step(tile, std::false_type{});
-        } else {
-          FOVEA_ROLL
-          for (; tile < stop; ++tile) step(tile, std::true_type{});
-        }
-      }
+      walk();
     }
   }
 
+  // Addresses are found anew each time: kept, they would not leave registers for what is not seldom.
   FOVEA_DEVICE const T* row_of(const plain::Segment<const char*>& of, int head, int first,
                                int row) const {
-    return reinterpret_cast<const T*>(of.data) + task().batch * of.batch + head * of.head +
-           (static_cast<std::int64_t>(first) + row) * of.row;
+    return reinterpret_cast<const T*>(of.data) + fresh(task().batch) * of.batch +
+           fresh(head) * of.head + (static_cast<std::int64_t>(first) + fresh(row)) * of.row;
+  }
+  FOVEA_DEVICE float of_row(const auto& of, int row) const {
+    return of.data[fresh(task().batch) * of.batch + fresh(head_) * of.head +
+                   (static_cast<std::int64_t>(task().q_begin) + fresh(row)) * of.row];
   }
   FOVEA_DEVICE const T* query_at(int i) const { return row_of(args_.q, head_, task().q_begin, i); }
   FOVEA_DEVICE const T* dout_at(int i) const {
@@ -122,31 +110,21 @@ class HopperBackwardWorker : protected HopperBackwardBlock<S> {
     for (std::int64_t n = 0; n < count; ++n) sum = fma(to_f32(x[n]), to_f32(y[n]), sum);
     return sum;
   }
-  FOVEA_DEVICE bool has_sink() const {
-    return float_at(args_.sinks, 0, head_, kNegativeInfinity) != kNegativeInfinity;
-  }
   /// dS where a row sees a single key and no sink: dP is the sum in delta then, exactly.
   FOVEA_DEVICE float gradient_of_only_key(float ds, int i) const {
     if (!is_finite(ds)) return ds;
-    if (args_.dlse.data == nullptr || i >= task().q_len) return 0;
-    return args_.dlse.data[task().batch * args_.dlse.batch + head_ * args_.dlse.head +
-                           (static_cast<std::int64_t>(task().q_begin) + i) * args_.dlse.row];
+    return args_.dlse.data == nullptr ? 0 : of_row(args_.dlse, i);
   }
   /// For a row and a key that see each other.
   FOVEA_DEVICE HopperPair pair_of(int i, int key) const {
     const HopperKeys& t = task();
-    const std::int64_t row = static_cast<std::int64_t>(t.q_begin) + i;
-    const float lse =
-        args_.lse.data[t.batch * args_.lse.batch + head_ * args_.lse.head + row * args_.lse.row];
-    const float delta =
-        args_.delta
-            .data[t.batch * args_.delta.batch + head_ * args_.delta.head + row * args_.delta.row];
+    const float lse = of_row(args_.lse, i), delta = of_row(args_.delta, i);
     const float score = dot(query_at(i), key_at(key), args_.shape.head_dim);
     const T* v = row_of(args_.v, t.kv_head, t.k_begin, key);
     const float p =
         lse == kNegativeInfinity ? 0 : exp2(fma(score, args_.exponent_scale, -lse * kLog2e));
     const float ds = p * (dot(v, dout_at(i), args_.shape.v_head_dim) - delta);
-    return {p, t.sees_one(i) && !has_sink() ? gradient_of_only_key(ds, i) : ds};
+    return {p, t.sees_one(i) && !this->has_sink(head_) ? gradient_of_only_key(ds, i) : ds};
   }
 
   typename Block::Place keys_, rows_at_, scores_at_;
@@ -172,7 +150,7 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     while (this->next_task()) {
       FOVEA_UNROLL
       for (int n = 0; n < kDepth / 2; ++n) dk_[n] = dv_[n] = 0;
-      this->for_tiles([&](int tile, auto partial) { step<partial>(tile); });
+      this->for_heads([&] { walk(); });
       store();
       this->release_task();
     }
@@ -181,7 +159,35 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
  private:
   /// The lane's key r.
   FOVEA_DEVICE int key_of(int r) const {
-    return task().first_key + group_ * 64 + warp_in_group() * 16 + lane() / 4 + 8 * r;
+    return task().first_key + group_ * S::kHalf + warp_in_group() * 16 + lane() / 4 + 8 * r;
+  }
+
+  // Queries that see none of the keys, some, all, some, none. Products must not stand in branches.
+  FOVEA_DEVICE void walk() {
+    int tile = field(&HopperKeys::begin);
+    FOVEA_ROLL
+    for (int part = 0; part < 5; ++part) {
+      const int stop =
+          part < 4 ? shuffle(task().halves[group_].at[part], 0) : field(&HopperKeys::end);
+      if (part == 0 || part == 4) {
+        FOVEA_ROLL
+        for (; tile < stop; ++tile) skip();
+      } else if (part == 2) {
+        FOVEA_ROLL
+        for (; tile < stop; ++tile) step<false>(tile);
+      } else {
+        FOVEA_ROLL
+        for (; tile < stop; ++tile) step<true>(tile);
+      }
+    }
+  }
+
+  FOVEA_DEVICE void skip() {
+    wait(L::kQueryFull + rows_at_.stage(), rows_at_.parity());
+    FOVEA_UNROLL
+    for (int n = 0; n < kRows / 4; ++n) gradients_[n] = 0;
+    give_scores(false);
+    release_rows();
   }
 
   template <bool kPartial>
@@ -225,6 +231,9 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
       products_wait<0>();
       settle_sums();
     }
+    release_rows();
+  }
+  FOVEA_DEVICE void release_rows() {
     this->arrive_by_warp(L::kRowsEmpty + rows_at_.stage());
     rows_at_.advance();
   }
@@ -238,7 +247,7 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
   // Scores = K Q^T, or V dO^T.
   FOVEA_DEVICE void multiply(int left, int right) {
     const MatrixAt a =
-        MatrixAt::by_rows(base_ + left + group_ * 64 * 128) + keys_.stage() * S::kKeyBytes;
+        MatrixAt::by_rows(base_ + left + group_ * S::kHalf * 128) + keys_.stage() * S::kKeyBytes;
     const MatrixAt b = MatrixAt::by_rows(base_ + right) + rows_at_.stage() * S::kRowBytes;
     products_fence();
     FOVEA_UNROLL
@@ -262,15 +271,35 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
                                                              true);
   }
 
-  /// lse of the tile's rows, in base 2.
-  FOVEA_DEVICE Shared<float> lse_of_rows() const {
-    return rows_.from(rows_at_.stage() * 2 * kRows, kRows);
+  /// Of the tile's rows: lse in base 2, delta, or the share of dP in dS.
+  FOVEA_DEVICE Shared<float> of_rows(int which) const {
+    return rows_.from(rows_at_.stage() * L::kOfRows + which * kRows, kRows);
+  }
+
+  /// Which of the lane's columns see one of its keys.
+  struct Sight {
+    int offset;           ///< of column 0 from the first row that sees it
+    std::uint32_t count;  ///< of the rows that do
+
+    FOVEA_DEVICE bool sees(int column) const {
+      return static_cast<std::uint32_t>(offset + column) < count;
+    }
+  };
+  FOVEA_DEVICE Sight sight_of(int tile, int r) const {
+    const HopperKeys& t = task();
+    const int key = key_of(r), first = key - t.above;
+    const int behind = key + t.below + 1 < t.q_len ? key + t.below + 1 : t.q_len;
+    const bool some = key < t.kv_len && first < behind;
+    return {tile * kRows + 2 * quad() - first,
+            some ? static_cast<std::uint32_t>(behind - first) : 0u};
   }
 
   // S to P, rounded.
   template <bool kPartial>
   FOVEA_DEVICE void weigh(int tile) {
-    const Shared<float> lse = lse_of_rows();
+    const Shared<float> lse = of_rows(0);
+    Sight sight[2];
+    if constexpr (kPartial) sight[0] = sight_of(tile, 0), sight[1] = sight_of(tile, 1);
     FOVEA_UNROLL
     for (int n = 0; n < kRows / 8; ++n) {
       const int column = 8 * n + 2 * quad();
@@ -280,9 +309,8 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
         float p0 = exp2(fma(scores_[4 * n + 2 * r], args_.exponent_scale, -lse0));
         float p1 = exp2(fma(scores_[4 * n + 2 * r + 1], args_.exponent_scale, -lse1));
         if constexpr (kPartial) {
-          const int i = tile * kRows + column, key = key_of(r);
-          if (!task().sees(i, key)) p0 = 0;
-          if (!task().sees(i + 1, key)) p1 = 0;
+          if (!sight[r].sees(8 * n)) p0 = 0;
+          if (!sight[r].sees(8 * n + 1)) p1 = 0;
         }
         weights_[2 * n + r] = pack<T>(p0, p1);
       }
@@ -291,8 +319,9 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
   // dP to dS, rounded.
   template <bool kPartial>
   FOVEA_DEVICE void make_gradients(int tile) {
-    const Shared<float> delta = rows_.from((rows_at_.stage() * 2 + 1) * kRows, kRows);
-    [[maybe_unused]] const bool no_sink = kPartial && !this->has_sink();
+    const Shared<float> delta = of_rows(1), share = of_rows(2);
+    Sight sight[2];
+    if constexpr (kPartial) sight[0] = sight_of(tile, 0), sight[1] = sight_of(tile, 1);
     FOVEA_UNROLL
     for (int n = 0; n < kRows / 8; ++n) {
       const int column = 8 * n + 2 * quad();
@@ -300,15 +329,13 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
       FOVEA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t p = weights_[2 * n + r];
-        float ds0 = widen<T>(static_cast<std::uint16_t>(p)) * (scores_[4 * n + 2 * r] - delta0);
-        float ds1 =
-            widen<T>(static_cast<std::uint16_t>(p >> 16)) * (scores_[4 * n + 2 * r + 1] - delta1);
+        float ds0 = scores_[4 * n + 2 * r], ds1 = scores_[4 * n + 2 * r + 1];
+        if constexpr (kPartial) ds0 *= share[column], ds1 *= share[column + 1];
+        ds0 = widen<T>(static_cast<std::uint16_t>(p)) * (ds0 - delta0);
+        ds1 = widen<T>(static_cast<std::uint16_t>(p >> 16)) * (ds1 - delta1);
         if constexpr (kPartial) {
-          const int i = tile * kRows + column, key = key_of(r);
-          if (no_sink && task().sees_one(i)) ds0 = this->gradient_of_only_key(ds0, i);
-          if (no_sink && task().sees_one(i + 1)) ds1 = this->gradient_of_only_key(ds1, i + 1);
-          if (!task().sees(i, key)) ds0 = 0;
-          if (!task().sees(i + 1, key)) ds1 = 0;
+          if (!sight[r].sees(8 * n)) ds0 = 0;
+          if (!sight[r].sees(8 * n + 1)) ds1 = 0;
         }
         gradients_[2 * n + r] = pack<T>(ds0, ds1);
       }
@@ -333,8 +360,7 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
       store_matrices_transposed(swizzled(to, 8 * (n + (matrix >> 1)) + (lane() & 7), chunk),
                                 gradients_[2 * n], gradients_[2 * n + 1], gradients_[2 * n + 2],
                                 gradients_[2 * n + 3]);
-    if (group_ == 0 && warp_in_group() == 0 && lane() == 0)
-      found_[8 * stage + 4] = by_element ? 1 : 0;
+    if (warp_in_group() == 0 && lane() == 0) found_[8 * stage + 4 + group_] = by_element ? 1 : 0;
     fence_async();
     this->arrive_by_warp(L::kScoreFull + stage);
     scores_at_.advance();
@@ -420,7 +446,7 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
   using L = HopperBackwardLayout<S>;
   using T = typename S::T;
   using Base::args_, Base::base_, Base::found_, Base::wait, Base::keys_, Base::scores_at_,
-      Base::head_, Base::task, Base::lane, Base::quad, Base::warp_in_group;
+      Base::head_, Base::task, Base::field, Base::lane, Base::quad, Base::warp_in_group;
   static constexpr int kRows = S::kRows, kKeys = S::kKeys;
 
  public:
@@ -428,30 +454,37 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
 
   FOVEA_DEVICE void run() {
     while (this->next_task()) {
-      this->for_tiles([&](int tile, auto partial) { step<partial>(tile); });
+      this->for_heads([&] {
+        FOVEA_ROLL
+        for (int tile = field(&HopperKeys::begin); tile < field(&HopperKeys::end); ++tile)
+          step(tile);
+      });
       this->release_task();
     }
   }
 
  private:
-  template <bool kPartial>
   FOVEA_DEVICE void step(int tile) {
     const int stage = scores_at_.stage();
     wait(L::kScoreFull + stage, scores_at_.parity());
-    bool by_element = false;
-    if constexpr (kPartial) by_element = shuffle(found_[8 * stage + 4], 0) != 0;
-    if (args_.dq.data != nullptr) {
-      if (by_element)
-        add_by_element(tile);
-      else
-        add_products(tile);
+    const bool by_element =
+        args_.check_values &&
+        shuffle(found_[8 * stage + 4] | found_[8 * stage + 5], 0) != 0;
+    if (by_element) {
+      release_scores();
+      if (args_.dq.data != nullptr) add_by_element(tile);
+    } else {
+      add_products(tile);
     }
-    this->arrive_by_warp(L::kScoreEmpty + stage);
+  }
+  FOVEA_DEVICE void release_scores() {
+    this->arrive_by_warp(L::kScoreEmpty + scores_at_.stage());
     scores_at_.advance();
   }
 
   FOVEA_DEVICE void add_products(int tile) {
     const MatrixAt a = MatrixAt::by_rows(base_ + L::kScores) + scores_at_.stage() * S::kScoreBytes;
+    float* const row = sums_of(tile);
     FOVEA_ROLL
     for (int panel = 0; panel < S::kPanels; ++panel) {
       const MatrixAt b = MatrixAt::by_columns(base_ + L::kKeys, S::kKeyPanel) +
@@ -468,7 +501,8 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
       products_commit();
       products_wait<0>();
       settle(sums_);
-      add_to_rows(tile, panel);
+      if (panel == S::kPanels - 1) release_scores();
+      add_to(row, tile, panel);
     }
   }
 
@@ -476,31 +510,34 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
   FOVEA_DEVICE int row_of_lane(int tile, int r) const {
     return tile * kRows + warp_in_group() * 16 + lane() / 4 + 8 * r;
   }
-  // Two lanes trade halves, so that each adds four columns of one row at a time.
-  FOVEA_DEVICE void add_to_rows(int tile, int panel) {
-    const bool odd = (lane() & 1) != 0;
-    const int i = row_of_lane(tile, odd ? 1 : 0);
+  /// Where the lane adds to: its first row. Null: nowhere.
+  FOVEA_DEVICE float* sums_of(int tile) const {
     const HopperKeys& t = task();
-    float* row = args_.dq.data + t.batch * args_.dq.batch + head_ * args_.dq.head +
-                 (static_cast<std::int64_t>(t.q_begin) + i) * args_.dq.row;
-    const int first = panel * 64 + (quad() & 2) * 2;
-    const bool live = i < t.q_len;
+    const int i = row_of_lane(tile, 0);
+    if (args_.dq.data == nullptr || i >= t.q_len) return nullptr;
+    const std::int64_t row = t.batch * args_.dq.batch + head_ * args_.dq.head + t.q_begin + i;
+    return args_.dq.data + woven_row(row, args_.dq.width) + 4 * quad();
+  }
+  FOVEA_DEVICE void add_to(float* row, int tile, int panel) {
+    if (row == nullptr) return;
+    const auto width = static_cast<int>(args_.dq.width);
+    const bool both = row_of_lane(tile, 1) < task().q_len;
+    constexpr int kGroups = 64 / kWovenColumns;
+    float* const first = row + panel * kGroups * kWovenStep;
+    float* const second = first + kWovenRows * width;
     FOVEA_UNROLL
-    for (int n = 0; n < 8; ++n) {
-      float* x = sums_ + 4 * n;
-      const float x0 = shuffle_xor(odd ? x[0] : x[2], 1), x1 = shuffle_xor(odd ? x[1] : x[3], 1);
-      const int column = first + 8 * n;
-      if (!live || column >= args_.dq.row) continue;
-      if (odd)
-        add_four_to(row + column, x0, x1, x[2], x[3]);
-      else
-        add_four_to(row + column, x[0], x[1], x0, x1);
+    for (int n = 0; n < kGroups; ++n) {
+      const float *x = sums_ + 8 * n, *y = x + 4;
+      if ((panel * kGroups + n) * kWovenColumns >= width) continue;
+      add_four_to(first + n * kWovenStep, x[0], x[1], y[0], y[1]);
+      if (both) add_four_to(second + n * kWovenStep, x[2], x[3], y[2], y[3]);
     }
   }
 
   // dQ of pairs that see each other, by element.
   FOVEA_DEVICE void add_by_element(int tile) {
     const auto head_dim = static_cast<int>(args_.shape.head_dim);
+    float* const row = sums_of(tile);
     FOVEA_ROLL
     for (int panel = 0; panel < S::kPanels; ++panel) {
       FOVEA_UNROLL
@@ -535,7 +572,7 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
           }
         }
       }
-      add_to_rows(tile, panel);
+      add_to(row, tile, panel);
     }
   }
 

@@ -1,4 +1,4 @@
-// Copies of 16 bytes (8 to global memory, too): global memory to and from registers, and
+// Copies of 16 bytes (8 of global memory, too): global memory to and from registers, and
 // asynchronously to shared memory.
 //
 // An asynchronous copy has arrived, for the thread that issued it, behind the copy_wait that covers
@@ -14,6 +14,9 @@ namespace fovea::cuda::FOVEA_WORLD {
 struct alignas(16) Words4 {
   std::uint32_t w[4];
 };
+struct Floats2 {
+  float x0, x1;
+};
 
 #if defined(__CUDACC__)
 
@@ -23,6 +26,10 @@ FOVEA_DEVICE Words4 load_16(const void* global) {
 }
 FOVEA_DEVICE void store_16(void* global, Words4 x) {
   *static_cast<uint4*>(global) = make_uint4(x.w[0], x.w[1], x.w[2], x.w[3]);
+}
+FOVEA_DEVICE Floats2 load_8(const void* global) {
+  const float2 x = *static_cast<const float2*>(global);
+  return {x.x, x.y};
 }
 FOVEA_DEVICE void store_8(void* global, float x0, float x1) {
   *static_cast<float2*>(global) = make_float2(x0, x1);
@@ -52,6 +59,10 @@ FOVEA_DEVICE Words4 load_16(const void* global) {
 FOVEA_DEVICE void store_16(void* global, Words4 x) {
   emulation::check_aligned(global, 16, "16 bytes of global memory");
   *static_cast<Words4*>(global) = x;
+}
+FOVEA_DEVICE Floats2 load_8(const void* global) {
+  emulation::check_aligned(global, 8, "8 bytes of global memory");
+  return {static_cast<const float*>(global)[0], static_cast<const float*>(global)[1]};
 }
 FOVEA_DEVICE void store_8(void* global, float x0, float x1) {
   emulation::check_aligned(global, 8, "8 bytes of global memory");
