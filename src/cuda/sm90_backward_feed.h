@@ -23,7 +23,8 @@ template <class Mode_, int kDepth_>
 struct HopperBackwardShape {
   using Mode = Mode_;
   using T = typename Mode::Element;
-  static constexpr int kDepth = kDepth_, kKeys = 128, kHalf = 64, kRows = 64, kThreads = 512;
+  static constexpr int kDepth = kDepth_, kKeys = 128, kHalf = 64, kThreads = 512;
+  static constexpr int kRows = kDepth == 64 ? 128 : 64;
   static constexpr int kStages = 2;            ///< of K and V, of Q and dO, of dS
   static constexpr int kPanels = kDepth / 64;  ///< 64 columns, 128 bytes a row
   static constexpr int kKeyPanel = kKeys * 128, kRowPanel = kRows * 128;
@@ -326,25 +327,27 @@ class HopperBackwardHelper : HopperBackwardBlock<S> {
   // key and no sink, dP is the sum in delta, exactly: dS = P dlse, without either.
   FOVEA_DEVICE void bring_rows(const HopperKeys& t, int head, int tile,
                                const typename Block::Place& rows) const {
-    constexpr int kEach = S::kRows / 32;
-    const int first = tile * S::kRows + lane();
-    float lse[kEach], delta[kEach];
     FOVEA_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const bool live = first + 32 * n < t.q_len;
-      lse[n] = live ? *at(args_.lse, t, head, first + 32 * n) : kNegativeInfinity;
-      delta[n] = live ? *at(args_.delta, t, head, first + 32 * n) : 0;
-    }
-    wait(L::kRowsEmpty + rows.stage(), rows.parity() ^ 1);
-    FOVEA_UNROLL
-    for (int n = 0; n < kEach; ++n) {
-      const bool lone = t.sees_one(first + 32 * n) && !this->has_sink(head);
-      if (lone)
-        delta[n] = args_.dlse.data == nullptr ? 0 : -*at(args_.dlse, t, head, first + 32 * n);
-      const int to = rows.stage() * L::kOfRows + 32 * n + lane();
-      rows_[to] = lse[n] == kNegativeInfinity ? kInfinity : lse[n] * kLog2e;
-      rows_[to + S::kRows] = delta[n];
-      rows_[to + 2 * S::kRows] = lone ? 0 : 1;
+    for (int part = 0; part < S::kRows; part += 64) {
+      const int first = tile * S::kRows + part + lane();
+      float lse[2], delta[2];
+      FOVEA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        const bool live = first + 32 * n < t.q_len;
+        lse[n] = live ? *at(args_.lse, t, head, first + 32 * n) : kNegativeInfinity;
+        delta[n] = live ? *at(args_.delta, t, head, first + 32 * n) : 0;
+      }
+      if (part == 0) wait(L::kRowsEmpty + rows.stage(), rows.parity() ^ 1);
+      FOVEA_UNROLL
+      for (int n = 0; n < 2; ++n) {
+        const int row = first + 32 * n;
+        const bool lone = t.sees_one(row) && !this->has_sink(head);
+        if (lone) delta[n] = args_.dlse.data == nullptr ? 0 : -*at(args_.dlse, t, head, row);
+        const int to = rows.stage() * L::kOfRows + part + 32 * n + lane();
+        rows_[to] = lse[n] == kNegativeInfinity ? kInfinity : lse[n] * kLog2e;
+        rows_[to + S::kRows] = delta[n];
+        rows_[to + 2 * S::kRows] = lone ? 0 : 1;
+      }
     }
     arrive_by_warp(L::kQueryFull + rows.stage());
   }

@@ -10,12 +10,13 @@
 //   lse, delta [batch, q_heads, q_len], sums of dq f32 [batch, q_heads, q_len, head_dim]; or packed
 //
 // A block stays on its multiprocessor and takes one tile of 128 keys after the other; of each it
-// walks the queries of all heads of the group that see some of it, 64 at a time. Four warpgroups:
+// walks the queries of all heads of the group that see some of it, 64 at a time (D 64: 128). Four
+// warpgroups:
 //   0  one warp has K, V, Q and dO copied (rings of two stages: full, empty); three bring lse and
 //      delta and look for values that are not finite
 //   1, 2  own 64 keys each, a warp 16: scores are made transposed, keys down, so that P^T and dS^T
 //      are the left operands of dV and dK where they were made; dS goes to shared memory for
-//   3  which computes dQ of the tile, half of its columns at a time, and adds it to the sums in
+//   3  which computes dQ of the tile, 64 rows and 64 columns at a time, and adds it to the sums in
 //      global memory
 //
 //   step:  S = K Q^T;  wait;  P;  dP = V dO^T, dV += P^T dO issued;  wait for dP;  dS to shared
@@ -29,8 +30,9 @@
 // store).
 //
 // Shared memory, D 128: K 2 x 32 KB, V 2 x 32, Q 2 x 16, dO 2 x 16, dS 2 x 16, rows 1: 225 KB;
-// D 64: K, V 2 x 16 each, Q, dO 2 x 8 each, dS 2 x 16: 129 KB.
-// Registers: 24, 208, 208 and 72 for the four; D 128: dV 64, dK 64, S or dP 32, P 16, dS 16.
+// D 64: K, V 2 x 16 each, Q, dO 2 x 16 each, dS 2 x 32, rows 3: 195 KB.
+// Registers: 24, 208, 208 and 72 for the four; D 128: dV 64, dK 64, S or dP 32, P 16, dS 16; D 64:
+// dV 32, dK 32, S or dP 64, P 32, dS 32.
 //
 // Serves: f16 and bf16, head_dim and v_head_dim to 128, bands, lengths, GQA, sinks; layouts that
 // the copy engine can read.
@@ -59,7 +61,8 @@ class HopperBackwardWorker : protected HopperBackwardBlock<S> {
 
   FOVEA_DEVICE explicit HopperBackwardWorker(const HopperBackwardArgs& args) : Block(args) {}
 
-  FOVEA_DEVICE const HopperKeys& task() const { return tasks_[keys_.stage()]; }
+  /// Read anew each time: what is kept of it would leave no registers.
+  FOVEA_DEVICE const HopperKeys& task() const { return tasks_[fresh(keys_.stage())]; }
   /// Of the task; the same in all lanes.
   FOVEA_DEVICE int field(int HopperKeys::*of) const { return shuffle(task().*of, 0); }
   /// Who the thread is, found out anew each time: what is computed from it would else be kept.
@@ -195,9 +198,11 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     wait(L::kQueryFull + rows_at_.stage(), rows_at_.parity());
     multiply(L::kKeys, L::kQueries);
     products_commit();
+    float lse[kRows / 4];
+    read_rows(0, lse);  // while the products run
     products_wait<0>();
     settle(scores_);
-    weigh<kPartial>(tile);
+    weigh<kPartial>(tile, lse);
 
     wait(L::kDoutFull + rows_at_.stage(), rows_at_.parity());
     multiply(L::kValues, L::kDouts);
@@ -276,6 +281,16 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     return rows_.from(rows_at_.stage() * L::kOfRows + which * kRows, kRows);
   }
 
+  /// The lane's columns of them.
+  FOVEA_DEVICE void read_rows(int which, float (&to)[kRows / 4]) const {
+    const Shared<float> from = of_rows(which);
+    FOVEA_UNROLL
+    for (int n = 0; n < kRows / 8; ++n) {
+      to[2 * n] = from[8 * n + 2 * quad()];
+      to[2 * n + 1] = from[8 * n + 2 * quad() + 1];
+    }
+  }
+
   /// Which of the lane's columns see one of its keys.
   struct Sight {
     int offset;           ///< of column 0 from the first row that sees it
@@ -290,20 +305,18 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     const int key = key_of(r), first = key - t.above;
     const int behind = key + t.below + 1 < t.q_len ? key + t.below + 1 : t.q_len;
     const bool some = key < t.kv_len && first < behind;
-    return {tile * kRows + 2 * quad() - first,
+    return {fresh(tile * kRows + 2 * quad() - first),
             some ? static_cast<std::uint32_t>(behind - first) : 0u};
   }
 
   // S to P, rounded.
   template <bool kPartial>
-  FOVEA_DEVICE void weigh(int tile) {
-    const Shared<float> lse = of_rows(0);
+  FOVEA_DEVICE void weigh(int tile, const float (&lse)[kRows / 4]) {
     Sight sight[2];
     if constexpr (kPartial) sight[0] = sight_of(tile, 0), sight[1] = sight_of(tile, 1);
     FOVEA_UNROLL
     for (int n = 0; n < kRows / 8; ++n) {
-      const int column = 8 * n + 2 * quad();
-      const float lse0 = lse[column], lse1 = lse[column + 1];
+      const float lse0 = lse[2 * n], lse1 = lse[2 * n + 1];
       FOVEA_UNROLL
       for (int r = 0; r < 2; ++r) {
         float p0 = exp2(fma(scores_[4 * n + 2 * r], args_.exponent_scale, -lse0));
@@ -448,6 +461,7 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
   using Base::args_, Base::base_, Base::found_, Base::wait, Base::keys_, Base::scores_at_,
       Base::head_, Base::task, Base::field, Base::lane, Base::quad, Base::warp_in_group;
   static constexpr int kRows = S::kRows, kKeys = S::kKeys;
+  static constexpr int kParts = kRows / 64 * S::kPanels;  ///< 64 rows and 64 columns each
 
  public:
   FOVEA_DEVICE explicit HopperQueryWorker(const HopperBackwardArgs& args) : Base(args) {}
@@ -484,44 +498,45 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
 
   FOVEA_DEVICE void add_products(int tile) {
     const MatrixAt a = MatrixAt::by_rows(base_ + L::kScores) + scores_at_.stage() * S::kScoreBytes;
-    float* const row = sums_of(tile);
     FOVEA_ROLL
-    for (int panel = 0; panel < S::kPanels; ++panel) {
+    for (int part = 0; part < kParts; ++part) {
+      const int block = part / S::kPanels, panel = part % S::kPanels;
       const MatrixAt b = MatrixAt::by_columns(base_ + L::kKeys, S::kKeyPanel) +
                          (keys_.stage() * S::kKeyBytes + panel * S::kKeyPanel);
       products_fence();
       FOVEA_UNROLL
       for (int i = 0; i < kKeys / 16; ++i) {
-        const MatrixAt x = a + (i / 4 * kRows * 128 + i % 4 * 32);
+        const MatrixAt x = a + (block * 64 * 128 + i / 4 * kRows * 128 + i % 4 * 32);
         if (i == 0)
           Wgmma<64>::template shared_first<T, Lies::by_columns>(sums_, x, b);
         else
           Wgmma<64>::template shared<T, Lies::by_columns>(sums_, x, b + i * 2048, true);
       }
       products_commit();
+      float* const row = sums_of(tile, block);
       products_wait<0>();
       settle(sums_);
-      if (panel == S::kPanels - 1) release_scores();
-      add_to(row, tile, panel);
+      if (part == kParts - 1) release_scores();
+      add_to(row, tile, block, panel);
     }
   }
 
-  /// The lane's row r.
-  FOVEA_DEVICE int row_of_lane(int tile, int r) const {
-    return tile * kRows + warp_in_group() * 16 + lane() / 4 + 8 * r;
+  /// The lane's row r of 64.
+  FOVEA_DEVICE int row_of_lane(int tile, int block, int r) const {
+    return tile * kRows + block * 64 + warp_in_group() * 16 + lane() / 4 + 8 * r;
   }
   /// Where the lane adds to: its first row. Null: nowhere.
-  FOVEA_DEVICE float* sums_of(int tile) const {
+  FOVEA_DEVICE float* sums_of(int tile, int block) const {
     const HopperKeys& t = task();
-    const int i = row_of_lane(tile, 0);
+    const int i = row_of_lane(tile, block, 0);
     if (args_.dq.data == nullptr || i >= t.q_len) return nullptr;
     const std::int64_t row = t.batch * args_.dq.batch + head_ * args_.dq.head + t.q_begin + i;
     return args_.dq.data + woven_row(row, args_.dq.width) + 4 * quad();
   }
-  FOVEA_DEVICE void add_to(float* row, int tile, int panel) {
+  FOVEA_DEVICE void add_to(float* row, int tile, int block, int panel) {
     if (row == nullptr) return;
     const auto width = static_cast<int>(args_.dq.width);
-    const bool both = row_of_lane(tile, 1) < task().q_len;
+    const bool both = row_of_lane(tile, block, 1) < task().q_len;
     constexpr int kGroups = 64 / kWovenColumns;
     float* const first = row + panel * kGroups * kWovenStep;
     float* const second = first + kWovenRows * width;
@@ -537,9 +552,9 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
   // dQ of pairs that see each other, by element.
   FOVEA_DEVICE void add_by_element(int tile) {
     const auto head_dim = static_cast<int>(args_.shape.head_dim);
-    float* const row = sums_of(tile);
     FOVEA_ROLL
-    for (int panel = 0; panel < S::kPanels; ++panel) {
+    for (int part = 0; part < kParts; ++part) {
+      const int block = part / S::kPanels, panel = part % S::kPanels;
       FOVEA_UNROLL
       for (int x = 0; x < 32; ++x) sums_[x] = 0;
       FOVEA_ROLL
@@ -548,7 +563,7 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
         bool sees[2];
         FOVEA_UNROLL
         for (int r = 0; r < 2; ++r) {
-          const int i = row_of_lane(tile, r);
+          const int i = row_of_lane(tile, block, r);
           sees[r] = task().sees(i, begin + quad());
           if (sees[r]) ds_of[r] = this->pair_of(i, begin + quad()).ds;
         }
@@ -572,7 +587,7 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
           }
         }
       }
-      add_to(row, tile, panel);
+      add_to(sums_of(tile, block), tile, block, panel);
     }
   }
 
