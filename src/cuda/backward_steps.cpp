@@ -55,6 +55,7 @@ void BackwardSteps::plan(const Problem& p, const BackwardTile& tile, BackwardArg
   prepare.dlse = args.dlse = plain::rows_of_heads<const float*>(p, p.dlse);
   args.delta = take_sums(queries, 1, workspace);
   prepare.delta = args.delta.data;
+  prepare.band = args.band;
   prepare.sinks = args.scores.sinks;
   if (p.dsinks.present()) {
     prepare.dsinks = p.dsinks.data;
@@ -82,15 +83,16 @@ void BackwardSteps::plan(const Problem& p, const BackwardTile& tile, BackwardArg
     const std::int64_t width = tile.woven ? ceil_div(p.head_dim, kWovenColumns) * kWovenColumns
                                           : padded_width(p.head_dim);
     args.dq = take_sums(queries, width, workspace);
-    zeros[0] = {args.dq.data,
-                static_cast<std::size_t>(elements_of(queries, width)) * sizeof(float)};
+    prepare.zeros[0] = {args.dq.data,
+                        static_cast<std::size_t>(elements_of(queries, width)) * sizeof(float)};
     FinishArgs& last = add_finish(p.dq, q, queries, args.dq, workspace);
     last.factor = args.score_scale;
     last.woven = tile.woven;
     if (p.deterministic) {
-      const std::int64_t turns = p.batch * p.q_heads * args.row_tiles * args.column_tiles;
+      const std::int64_t turns =
+          ceil_div(p.batch * p.q_heads * args.row_tiles * args.column_tiles, 4) * 4;
       args.turns = workspace.take<std::uint32_t>(turns);
-      zeros[1] = {args.turns, static_cast<std::size_t>(turns) * sizeof(std::uint32_t)};
+      prepare.zeros[1] = {args.turns, static_cast<std::size_t>(turns) * sizeof(std::uint32_t)};
     }
   }
   if (plain::wanted(p.dk)) {
@@ -107,13 +109,7 @@ void BackwardSteps::plan(const Problem& p, const BackwardTile& tile, BackwardArg
 Status BackwardSteps::before(int device, const Launch& on) const {
   if (Status status = cuda::prepare(device, prepare, on.stream); !status.ok()) return status;
   if (Status status = staging.run(device, on.stream); !status.ok()) return status;
-  if (Status status = mask.run(device, on); !status.ok()) return status;
-  for (const Zeros& some : zeros) {
-    if (some.bytes == 0) continue;
-    if (Status status = runtime().clear(device, some.data, some.bytes, on.stream); !status.ok())
-      return status;
-  }
-  return {};
+  return mask.run(device, on);
 }
 
 Status BackwardSteps::after(int device, const Launch& on) const {

@@ -9,17 +9,10 @@
 
 namespace fovea::cuda {
 
-/// Memory that is zeros when the kernels begin.
-struct Zeros {
-  void* data = nullptr;
-  std::size_t bytes = 0;
-};
-
 struct BackwardSteps {
   Staging staging;
   MaskLook mask;
   PrepareArgs prepare;
-  Zeros zeros[2];
   FinishArgs finish[2];
   int finishes = 0;
 

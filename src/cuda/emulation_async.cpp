@@ -448,20 +448,40 @@ void named_barrier(int number, int threads, bool waits) {
   }
 }
 
+namespace {
+
+/// What is read now arrives when it may: until then there is NaN.
+void begin_load(Load load) {
+  barrier_at(load.barrier);
+  const std::size_t bytes = load.data.size();
+  for (std::size_t n = load.to / kChunk; n < (load.to + bytes) / kChunk; ++n) forget_written(n);
+  std::memset(shared_base() + load.to, 0xFF, bytes);
+  block.loads.push_back(std::move(load));
+  give_way();
+}
+
+}  // namespace
+
 void load_box(std::uint32_t to, const TensorMap& from, const void* mbarrier, const int (&at)[4]) {
   const Map map = read_map(from);
   check_box_place(map, to);
   const auto bytes = static_cast<std::size_t>(box_bytes(map));
   Load load{to, shared_address(mbarrier), std::vector<std::byte>(bytes)};
-  barrier_at(load.barrier);
   for_box(map, map.sizes[0], to, at,
           [&](std::uint32_t address, const std::byte* data, std::uint32_t size) {
             if (data != nullptr) std::memcpy(load.data.data() + (address - to), data, size);
           });
-  for (std::size_t n = to / kChunk; n < (to + bytes) / kChunk; ++n) forget_written(n);
-  std::memset(shared_base() + to, 0xFF, bytes);
-  block.loads.push_back(std::move(load));
-  give_way();
+  begin_load(std::move(load));
+}
+
+void bulk_load(std::uint32_t to, const float* from, int count, const void* mbarrier) {
+  check_aligned(from, 16, "the source of a bulk copy");
+  if (to % 16 != 0 || count % 4 != 0) fail("a bulk copy of parts of 16 bytes");
+  const auto bytes = static_cast<std::size_t>(count) * sizeof(float);
+  shared_at(to, bytes);
+  Load load{to, shared_address(mbarrier), std::vector<std::byte>(bytes)};
+  std::memcpy(load.data.data(), from, bytes);
+  begin_load(std::move(load));
 }
 
 void store_box(const TensorMap& map, std::uint32_t from, const int (&at)[4]) {

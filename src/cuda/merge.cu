@@ -19,7 +19,6 @@ namespace fovea::cuda::FOVEA_WORLD {
 namespace {
 
 constexpr int kThreads = kMergeThreads;
-constexpr float kLog2e = 1.44269504088896340736f;
 constexpr double kLowest = -__builtin_inf();
 
 FOVEA_DEVICE double load_wide(const void* data, plain::Element element, std::int64_t at) {

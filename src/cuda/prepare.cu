@@ -1,4 +1,4 @@
-// cuda prepare: delta and the sinks' gradient.
+// cuda prepare: delta, by rows and by tiles, the sinks' gradient, and zeros.
 //
 //   out, dout [batch, q_heads, q_len, v_head_dim], lse, dlse, delta [batch, q_heads, q_len]; packed
 //   delta_i = sum_d out_id dout_id - dlse_i                                              (f32)
@@ -43,8 +43,37 @@ FOVEA_DEVICE void read(const plain::Source& source, const plain::Place& place, s
   read_row(reader, lanes, reads, to);
 }
 
+FOVEA_DEVICE void clear(const Zeros& zeros) {
+  const auto count = static_cast<std::int64_t>(zeros.bytes / sizeof(Words4));
+  for (std::int64_t n = block_index() * kThreads + thread_index(); n < count;
+       n += grid_blocks() * kThreads)
+    store_16(static_cast<Words4*>(zeros.data) + n, {});
+}
+
+/// Row `n` of a tile; live: the sequence has it, as `row`.
+FOVEA_DEVICE void store_in_tile(const PrepareArgs& args, const plain::Sequence& s,
+                                const plain::Place& place, float* tile, int n, bool live,
+                                std::int64_t row, float delta, bool sink) {
+  float lse = kInfinity, share = 1;
+  if (live) {
+    const plain::Band band = plain::band_of(args.band, s);
+    const std::int64_t first = plain::Band::before(row, band.below);
+    const std::int64_t behind = plain::lesser(plain::Band::behind(row, band.above), s.kv_len);
+    const float saved = at(args.lse, place, row);
+    if (saved != kNegativeInfinity) lse = saved * kLog2e;
+    if (!sink && behind - (first > 0 ? first : 0) == 1) {
+      share = 0;
+      delta = args.dlse.data == nullptr ? 0 : -at(args.dlse, place, row);
+    }
+  }
+  tile[n] = lse;
+  tile[kPrepareRows + n] = live ? delta : 0;
+  tile[2 * kPrepareRows + n] = share;
+}
+
 template <int kPieces>
 FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
+  for (const Zeros& zeros : args.zeros) clear(zeros);
   const RowSpace& space = args.space;
   const RowLanes lanes = row_lanes(static_cast<int>(args.out.width));
   const std::int64_t tiles = prepare_tiles(space), tasks = prepare_tasks(space);
@@ -58,8 +87,12 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
         args.sinks.data == nullptr
             ? kNegativeInfinity
             : load_element(args.sinks.data, args.sinks.element, place.head * args.sinks.stride);
+    float* const tile =
+        args.tiles.data != nullptr && task % tiles < RowTiles::of_rows(s.q_len)
+            ? args.tiles.at(place, task % tiles)
+            : nullptr;
     // Rows of two rounds are read before either is summed up, so that more is on its way.
-    constexpr int kAbreast = kPieces == 1 ? 2 : 1;
+    constexpr int kAbreast = kPieces == 1 ? 4 : 1;
     for (int n = lanes.group; n - lanes.group < kPrepareRows; n += kAbreast * lanes.groups) {
       Row<kPieces> out[kAbreast], dout[kAbreast];
       const auto is_there = [&](int k) {
@@ -77,14 +110,18 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
         if (lanes.lane != 0 || at_row >= kPrepareRows) continue;
         const std::int64_t row = first + at_row;
         double term = 0;
+        float delta = 0;
         if (is_there(k)) {
-          const float delta = args.dlse.data == nullptr ? sum : sum - at(args.dlse, place, row);
+          delta = args.dlse.data == nullptr ? sum : sum - at(args.dlse, place, row);
           args.delta[space.place(place, row)] = delta;
           if (args.dsinks != nullptr && sink != kNegativeInfinity)
             term =
                 -::exp(static_cast<double>(sink) - static_cast<double>(at(args.lse, place, row))) *
                 static_cast<double>(delta);
         }
+        if (tile != nullptr)
+          store_in_tile(args, s, place, tile, at_row, is_there(k), row, delta,
+                        sink != kNegativeInfinity);
         terms[at_row] = term;
       }
     }
@@ -115,7 +152,7 @@ FOVEA_DEVICE void store_dsinks(const PrepareArgs& args) {
   }
 }
 
-const Entry narrow = entry_of<PrepareArgs, kThreads, 3, prepare_rows<1>>("prepare");
+const Entry narrow = entry_of<PrepareArgs, kThreads, 2, prepare_rows<1>>("prepare");
 const Entry wide = entry_of<PrepareArgs, kThreads, 4, prepare_rows<2>>("prepare wide");
 FOVEA_CUDA_ENTRY(dsinks, PrepareArgs, 32, 1, store_dsinks)
 

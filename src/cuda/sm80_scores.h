@@ -11,7 +11,6 @@
 
 namespace fovea::cuda::FOVEA_WORLD {
 
-inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr float kLn2 = 0.69314718055994530942f;
 inline constexpr float kLargestFloat = 3.4028234663852886e38f;
 inline constexpr float kLeastScore =

@@ -59,6 +59,8 @@ HopperBackwardCall make_call(const Problem& p, std::byte* memory) {
   args.dout = common.dout.segments.at[0];
   args.lse = common.lse;
   args.delta = common.delta;
+  args.row_tiles.data = workspace.take<float>(args.row_tiles.lay_out(queries) * RowTiles::kFloats);
+  call.steps.prepare.tiles = args.row_tiles;
   args.dlse = common.dlse;
   args.sinks = common.scores.sinks;
   if (const Sums& dq = common.dq; dq.row > 0)
@@ -75,7 +77,10 @@ HopperBackwardCall make_call(const Problem& p, std::byte* memory) {
   const bool uneven = p.features.has(Feature::band) || p.features.has(Feature::varlen);
   args.check_values = uneven || p.features.has(Feature::seqused_k);
   // Where tasks differ in length, blocks draw them.
-  if (uneven) args.drawn = workspace.take<std::uint32_t>(1);
+  if (uneven) {
+    args.drawn = workspace.take<std::uint32_t>(4);
+    call.steps.prepare.zeros[2] = {args.drawn, 4 * sizeof(*args.drawn)};
+  }
   call.workspace_bytes = workspace.bytes();
   return call;
 }
@@ -101,8 +106,6 @@ Status run(const Problem& p, const Launch& on) {
     });
   }
   then([&] { return call.steps.before(device, on); });
-  if (args.drawn != nullptr)
-    then([&] { return runtime().clear(device, args.drawn, sizeof(*args.drawn), on.stream); });
   if (args.tasks > 0)
     then([&] {
       const std::int64_t blocks =

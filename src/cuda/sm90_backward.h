@@ -1,6 +1,7 @@
 // cuda.sm90.backward: what the kernel is told.
 #pragma once
 
+#include "cuda/prepare.h"
 #include "cuda/sm80_backward.h"
 #include "cuda/sm90_maps.h"
 #include "cuda/woven_sums.h"
@@ -20,6 +21,7 @@ struct HopperBackwardArgs {
   plain::Input dlse;    ///< likewise; data may be null
   plain::Floats sinks;  ///< [q_heads]; data may be null
 
+  RowTiles row_tiles;
   WovenSums dq;              ///< of dq / scale, zeros at first; data may be null
   plain::Sink dk, dv;        ///< as BackwardArgs has them
   Sums dk_sums;              ///< likewise

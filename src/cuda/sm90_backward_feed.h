@@ -1,6 +1,5 @@
 // cuda.sm90.backward: what lies where in shared memory, and the warps that fill it: one that has
-// boxes of K, V, Q and dO copied, and three that bring lse and delta and look for values that are
-// not finite. sm90_backward_kernel.h says how the whole works.
+// boxes of K, V, Q and dO copied, and three that look for values that are not finite. sm90_backward_kernel.h says how the whole works.
 #pragma once
 
 #include <type_traits>
@@ -78,8 +77,9 @@ struct HopperBackwardLayout {
   static constexpr int kQueries = kValues + kStages * S::kKeyBytes;
   static constexpr int kDouts = kQueries + kStages * S::kRowBytes;
   static constexpr int kScores = kDouts + kStages * S::kRowBytes;
-  /// Of each row of a stage of Q: lse, delta, the share of dP in dS.
-  static constexpr int kRowsAt = kScores + kStages * S::kScoreBytes, kOfRows = 3 * S::kRows;
+  /// Of a stage of Q: tiles of its rows.
+  static constexpr int kRowsAt = kScores + kStages * S::kScoreBytes;
+  static constexpr int kOfRows = S::kRows / kPrepareRows * RowTiles::kFloats;
   static constexpr int kBarriersAt = kRowsAt + kStages * kOfRows * 4;
   // Barriers by number.
   static constexpr int kKeyFull = 0, kKeyEmpty = kKeyFull + kStages;
@@ -141,8 +141,8 @@ template <class S>
 class HopperBackwardProducer : HopperBackwardBlock<S> {
   using Block = HopperBackwardBlock<S>;
   using L = HopperBackwardLayout<S>;
-  using Block::args_, Block::base_, Block::barriers_, Block::tasks_, Block::wait, Block::arrive,
-      Block::group;
+  using Block::args_, Block::base_, Block::barriers_, Block::tasks_, Block::rows_, Block::wait,
+      Block::arrive, Block::group;
 
  public:
   FOVEA_DEVICE explicit HopperBackwardProducer(const HopperBackwardArgs& args) : Block(args) {}
@@ -194,7 +194,10 @@ class HopperBackwardProducer : HopperBackwardBlock<S> {
     wait(L::kRowsEmpty + stage, rows_at_.parity() ^ 1);
     if (lane() == 0) {
       const int row = t.q_begin + tile * S::kRows;
-      barrier_arrive_expecting(barriers_, L::kQueryFull + stage, S::kRowBytes);
+      barrier_arrive_expecting(barriers_, L::kQueryFull + stage, S::kRowBytes + L::kOfRows * 4);
+      bulk_load(rows_, stage * L::kOfRows,
+                args_.row_tiles.at({t.batch, head, t.q_begin}, tile * (S::kRows / kPrepareRows)),
+                L::kOfRows, barriers_, L::kQueryFull + stage);
       load<S::kRowPanel>(L::kQueries + stage * S::kRowBytes, args_.q_map, L::kQueryFull + stage,
                          {{0, row, head * args_.q_steps.head, t.batch * args_.q_steps.batch}},
                          Reuse::often);
@@ -276,14 +279,12 @@ class HopperBackwardProducer : HopperBackwardBlock<S> {
   typename Block::Place keys_, rows_at_;
 };
 
-/// Three warps: the first brings lse and delta of each tile's rows; all look, in tiles that not all
-/// rows see whole, for values that are not finite.
+/// Three warps that look, in tiles that not all rows see whole, for values that are not finite.
 template <class S>
 class HopperBackwardHelper : HopperBackwardBlock<S> {
   using Block = HopperBackwardBlock<S>;
   using L = HopperBackwardLayout<S>;
-  using Block::args_, Block::base_, Block::tasks_, Block::rows_, Block::found_, Block::wait,
-      Block::arrive_by_warp, Block::group;
+  using Block::base_, Block::tasks_, Block::found_, Block::wait, Block::arrive_by_warp, Block::group;
 
  public:
   FOVEA_DEVICE HopperBackwardHelper(const HopperBackwardArgs& args, int number)
@@ -295,25 +296,22 @@ class HopperBackwardHelper : HopperBackwardBlock<S> {
       wait(L::kKeyFull + keys.stage(), keys.parity());
       const HopperKeys& t = tasks_[keys.stage()];
       if (t.live == 0) return;
-      const bool looks = args_.check_values && t.some_partial();
       const bool bad_keys =
-          looks && holds_non_finite(base_ + L::kKeys + keys.stage() * S::kKeyBytes, S::kKeyBytes);
+          t.some_partial() &&
+          holds_non_finite(base_ + L::kKeys + keys.stage() * S::kKeyBytes, S::kKeyBytes);
       const int heads = group();
       FOVEA_ROLL
       for (int g = 0; g < heads; ++g) FOVEA_ROLL
       for (int tile = t.begin; tile < t.end; ++tile) {
-        if (number_ == 0) bring_rows(t, t.kv_head * heads + g, tile, rows);
-        if (args_.check_values) {
-          wait(L::kQueryFull + rows.stage(), rows.parity());
-          wait(L::kDoutFull + rows.stage(), rows.parity());
-          if (t.partial(tile)) {
-            const std::uint32_t at = rows.stage() * S::kRowBytes;
-            const bool bad = holds_non_finite(base_ + L::kQueries + at, S::kRowBytes);
-            const bool bad_douts = holds_non_finite(base_ + L::kDouts + at, S::kRowBytes);
-            if (lane() == 0) found_[8 * rows.stage() + number_] = bad || bad_douts || bad_keys;
-          }
-          arrive_by_warp(L::kChecked + rows.stage());
+        wait(L::kQueryFull + rows.stage(), rows.parity());
+        wait(L::kDoutFull + rows.stage(), rows.parity());
+        if (t.partial(tile)) {
+          const std::uint32_t at = rows.stage() * S::kRowBytes;
+          const bool bad = holds_non_finite(base_ + L::kQueries + at, S::kRowBytes);
+          const bool bad_douts = holds_non_finite(base_ + L::kDouts + at, S::kRowBytes);
+          if (lane() == 0) found_[8 * rows.stage() + number_] = bad || bad_douts || bad_keys;
         }
+        arrive_by_warp(L::kChecked + rows.stage());
         arrive_by_warp(L::kRowsEmpty + rows.stage());
         rows.advance();
       }
@@ -323,39 +321,6 @@ class HopperBackwardHelper : HopperBackwardBlock<S> {
   }
 
  private:
-  // A row that sees nothing, or is none, has no weights: lse is infinite. Where a row sees a single
-  // key and no sink, dP is the sum in delta, exactly: dS = P dlse, without either.
-  FOVEA_DEVICE void bring_rows(const HopperKeys& t, int head, int tile,
-                               const typename Block::Place& rows) const {
-    FOVEA_UNROLL
-    for (int part = 0; part < S::kRows; part += 64) {
-      const int first = tile * S::kRows + part + lane();
-      float lse[2], delta[2];
-      FOVEA_UNROLL
-      for (int n = 0; n < 2; ++n) {
-        const bool live = first + 32 * n < t.q_len;
-        lse[n] = live ? *at(args_.lse, t, head, first + 32 * n) : kNegativeInfinity;
-        delta[n] = live ? *at(args_.delta, t, head, first + 32 * n) : 0;
-      }
-      if (part == 0) wait(L::kRowsEmpty + rows.stage(), rows.parity() ^ 1);
-      FOVEA_UNROLL
-      for (int n = 0; n < 2; ++n) {
-        const int row = first + 32 * n;
-        const bool lone = t.sees_one(row) && !this->has_sink(head);
-        if (lone) delta[n] = args_.dlse.data == nullptr ? 0 : -*at(args_.dlse, t, head, row);
-        const int to = rows.stage() * L::kOfRows + part + 32 * n + lane();
-        rows_[to] = lse[n] == kNegativeInfinity ? kInfinity : lse[n] * kLog2e;
-        rows_[to + S::kRows] = delta[n];
-        rows_[to + 2 * S::kRows] = lone ? 0 : 1;
-      }
-    }
-    arrive_by_warp(L::kQueryFull + rows.stage());
-  }
-  FOVEA_DEVICE static auto at(const auto& of, const HopperKeys& t, int head, int row) {
-    return of.data + (t.batch * of.batch + head * of.head +
-                      (static_cast<std::int64_t>(t.q_begin) + row) * of.row);
-  }
-
   /// Whether the warp's share of a tile holds NaN or infinity.
   FOVEA_DEVICE bool holds_non_finite(std::uint32_t at, int bytes) const {
     constexpr std::uint32_t kExponent = std::is_same_v<typename S::T, Bf16> ? 0x7F80u : 0x7C00u;

@@ -12,8 +12,8 @@
 // A block stays on its multiprocessor and takes one tile of 128 keys after the other; of each it
 // walks the queries of all heads of the group that see some of it, 64 at a time (D 64: 128). Four
 // warpgroups:
-//   0  one warp has K, V, Q and dO copied (rings of two stages: full, empty); three bring lse and
-//      delta and look for values that are not finite
+//   0  one warp has K, V, Q, dO and what prepare knows of their rows copied (rings of two stages:
+//      full, empty); three look for values that are not finite
 //   1, 2  own 64 keys each, a warp 16: scores are made transposed, keys down, so that P^T and dS^T
 //      are the left operands of dV and dK where they were made; dS goes to shared memory for
 //   3  which computes dQ of the tile, 64 rows and 64 columns at a time, and adds it to the sums in
@@ -199,7 +199,7 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     multiply(L::kKeys, L::kQueries);
     products_commit();
     float lse[kRows / 4];
-    read_rows(0, lse);  // while the products run
+    read_rows(kLse, lse);  // while the products run
     products_wait<0>();
     settle(scores_);
     weigh<kPartial>(tile, lse);
@@ -276,19 +276,16 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
                                                              true);
   }
 
-  /// Of the tile's rows: lse in base 2, delta, or the share of dP in dS.
-  FOVEA_DEVICE Shared<float> of_rows(int which) const {
-    return rows_.from(rows_at_.stage() * L::kOfRows + which * kRows, kRows);
+  /// Of the tile's rows, as RowTiles has them.
+  enum Which { kLse, kDelta, kShare };
+  /// For a column of the lane's, less its first, a constant.
+  FOVEA_DEVICE float of_row(Which which, int column) const {
+    return rows_[rows_at_.stage() * L::kOfRows + column / kPrepareRows * RowTiles::kFloats +
+                 which * kPrepareRows + column % kPrepareRows + 2 * quad()];
   }
-
-  /// The lane's columns of them.
-  FOVEA_DEVICE void read_rows(int which, float (&to)[kRows / 4]) const {
-    const Shared<float> from = of_rows(which);
+  FOVEA_DEVICE void read_rows(Which which, float (&to)[kRows / 4]) const {
     FOVEA_UNROLL
-    for (int n = 0; n < kRows / 8; ++n) {
-      to[2 * n] = from[8 * n + 2 * quad()];
-      to[2 * n + 1] = from[8 * n + 2 * quad() + 1];
-    }
+    for (int n = 0; n < kRows / 4; ++n) to[n] = of_row(which, 8 * (n / 2) + n % 2);
   }
 
   /// Which of the lane's columns see one of its keys.
@@ -332,18 +329,16 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
   // dP to dS, rounded.
   template <bool kPartial>
   FOVEA_DEVICE void make_gradients(int tile) {
-    const Shared<float> delta = of_rows(1), share = of_rows(2);
     Sight sight[2];
     if constexpr (kPartial) sight[0] = sight_of(tile, 0), sight[1] = sight_of(tile, 1);
     FOVEA_UNROLL
     for (int n = 0; n < kRows / 8; ++n) {
-      const int column = 8 * n + 2 * quad();
-      const float delta0 = delta[column], delta1 = delta[column + 1];
+      const float delta0 = of_row(kDelta, 8 * n), delta1 = of_row(kDelta, 8 * n + 1);
       FOVEA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t p = weights_[2 * n + r];
         float ds0 = scores_[4 * n + 2 * r], ds1 = scores_[4 * n + 2 * r + 1];
-        if constexpr (kPartial) ds0 *= share[column], ds1 *= share[column + 1];
+        if constexpr (kPartial) ds0 *= of_row(kShare, 8 * n), ds1 *= of_row(kShare, 8 * n + 1);
         ds0 = widen<T>(static_cast<std::uint16_t>(p)) * (ds0 - delta0);
         ds1 = widen<T>(static_cast<std::uint16_t>(p >> 16)) * (ds1 - delta1);
         if constexpr (kPartial) {
@@ -600,13 +595,13 @@ FOVEA_DEVICE void hopper_backward(const HopperBackwardArgs& args) {
   const int group = shuffle(warp() / 4, 0);
   if (thread_index() == 0) {
     const Shared<Mbarrier> barriers = shared_array<Mbarrier>(L::kBarriersAt, L::kBarriers);
-    const int helpers = args.check_values ? L::kHelpers : 1;
+    const int helpers = args.check_values ? L::kHelpers : 0;
     const auto init = [&](int first, int arrivals) {
       for (int n = first; n < first + L::kStages; ++n) barrier_init(barriers, n, arrivals);
     };
     init(L::kKeyFull, 1);
     init(L::kKeyEmpty, 12 + helpers);
-    init(L::kQueryFull, 2);  // the copy and the first helper
+    init(L::kQueryFull, 1);
     init(L::kDoutFull, 1);
     init(L::kRowsEmpty, 8 + helpers);
     init(L::kChecked, L::kHelpers);
@@ -620,7 +615,7 @@ FOVEA_DEVICE void hopper_backward(const HopperBackwardArgs& args) {
     keep_registers<S::kFeedRegisters>();
     if (warp() == 0)
       HopperBackwardProducer<S>(args).run();
-    else if (warp() == 1 || args.check_values)
+    else if (args.check_values)
       HopperBackwardHelper<S>(args, warp() - 1).run();
   } else if (group < 3) {
     take_registers<S::kSumRegisters>();

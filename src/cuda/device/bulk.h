@@ -1,5 +1,5 @@
-// Copies by the engine of sm_90: boxes of tensors to and from shared memory, and rows of f32 that
-// are added to global memory. One thread issues them.
+// Copies by the engine of sm_90: boxes of tensors to and from shared memory, rows of f32 to it, and
+// such that are added to global memory. One thread issues them.
 //
 // A load has arrived when the Mbarrier it was given counts its bytes. A store has been read from
 // shared memory behind bulk_wait, which waits for groups as copy_wait does; what it reads must have
@@ -41,6 +41,15 @@ FOVEA_DEVICE void store_box(const TensorMap& map, std::uint32_t from, BoxAt to) 
       "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(
           &map),
       "r"(from), "r"(to.at[0]), "r"(to.at[1]), "r"(to.at[2]), "r"(to.at[3])
+      : "memory");
+}
+/// to[first ...] = from[0 ...], count floats, a multiple of 4; both 16-byte aligned.
+FOVEA_DEVICE void bulk_load(Shared<float> to, int first, const float* from, int count,
+                            Shared<Mbarrier> barriers, int n) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          to.address(first)),
+      "l"(__cvta_generic_to_global(from)), "r"(count * 4), "r"(barriers.address(n))
       : "memory");
 }
 /// to[0 ...] += from[first ...], count floats, a multiple of 4; both 16-byte aligned.
@@ -105,6 +114,10 @@ FOVEA_DEVICE void load_box(std::uint32_t to, const TensorMap& map, Shared<Mbarri
 }
 FOVEA_DEVICE void store_box(const TensorMap& map, std::uint32_t from, BoxAt to) {
   emulation::store_box(map, from, to.at);
+}
+FOVEA_DEVICE void bulk_load(Shared<float> to, int first, const float* from, int count,
+                            Shared<Mbarrier> barriers, int n) {
+  emulation::bulk_load(to.address(first), from, count, barriers.range(n, 1));
 }
 FOVEA_DEVICE void bulk_add(float* to, Shared<float> from, int first, int count) {
   emulation::bulk_add(to, from.address(first), count);

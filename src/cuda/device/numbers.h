@@ -155,6 +155,7 @@ FOVEA_DEVICE void store_element(void* data, plain::Element element, std::int64_t
   }
 }
 
+inline constexpr float kLog2e = 1.44269504088896340736f;
 inline constexpr float kInfinity = __builtin_inff();
 inline constexpr float kNegativeInfinity = -__builtin_inff();
 
