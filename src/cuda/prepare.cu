@@ -7,7 +7,7 @@
 // A block owns 64 rows of one head; 4 to 32 lanes share a row. The sum over rows has one order:
 // each block leaves its share, and a second kernel adds those of a head, a warp to a head.
 //
-// Budget: 512 bytes of shared memory, 64 registers. Moves out and dout in once.
+// Budget: 768 bytes of shared memory, 64 registers. Moves out and dout in once.
 #include "cuda/device/shared.h"
 #include "cuda/prepare.h"
 #include "cuda/row_lanes.h"
@@ -33,15 +33,29 @@ FOVEA_DEVICE float dot(const Row<kPieces>& x, const Row<kPieces>& y, const RowLa
   return sum_lanes(sum, lanes.count);
 }
 
-template <int kPieces>
-FOVEA_DEVICE void read(const plain::Source& source, const plain::Place& place, std::int64_t row,
-                       bool reads, const RowLanes& lanes, Row<kPieces>& to) {
-  RowReader reader;
-  if (reads)
-    reader =
-        reader_of(plain::run_at(source.segments, place, row, 1), static_cast<int>(source.width));
-  read_row(reader, lanes, reads, to);
-}
+/// Rows of a tile: one run where no segment ends in it.
+struct TileRows {
+  const plain::Source& source;
+  const plain::Place& place;
+  const std::int64_t first;
+  const plain::Run<const char*> run;
+
+  FOVEA_DEVICE TileRows(const plain::Source& from, const plain::Place& at, std::int64_t row)
+      : source(from),
+        place(at),
+        first(row),
+        run(plain::run_at(from.segments, at, row, kPrepareRows)) {}
+
+  template <int kPieces>
+  FOVEA_DEVICE void read(int n, bool reads, const RowLanes& lanes, Row<kPieces>& to) const {
+    plain::Run<const char*> row = run;
+    if (n < run.count)
+      row.data += n * run.row * plain::size_of(run.element);
+    else if (reads)
+      row = plain::run_at(source.segments, place, first + n, 1);
+    read_row(reader_of(row, static_cast<int>(source.width)), lanes, reads, to);
+  }
+};
 
 FOVEA_DEVICE void clear(const Zeros& zeros) {
   const auto count = static_cast<std::int64_t>(zeros.bytes / sizeof(Words4));
@@ -50,24 +64,29 @@ FOVEA_DEVICE void clear(const Zeros& zeros) {
     store_16(static_cast<Words4*>(zeros.data) + n, {});
 }
 
-/// Row `n` of a tile; live: the sequence has it, as `row`.
-FOVEA_DEVICE void store_in_tile(const PrepareArgs& args, const plain::Sequence& s,
-                                const plain::Place& place, float* tile, int n, bool live,
-                                std::int64_t row, float delta, bool sink) {
+/// What is known of a row before its sum.
+struct SavedRow {
+  bool live = false;  ///< the sequence has it
+  std::int64_t row = 0;
+  float lse = 0, dlse = 0;
+};
+
+FOVEA_DEVICE void store_in_tile(const PrepareArgs& args, const plain::Sequence& s, float* tile,
+                                const SavedRow& saved, float delta, bool sink) {
   float lse = kInfinity, share = 1;
-  if (live) {
+  if (saved.live) {
     const plain::Band band = plain::band_of(args.band, s);
-    const std::int64_t first = plain::Band::before(row, band.below);
-    const std::int64_t behind = plain::lesser(plain::Band::behind(row, band.above), s.kv_len);
-    const float saved = at(args.lse, place, row);
-    if (saved != kNegativeInfinity) lse = saved * kLog2e;
+    const std::int64_t first = plain::Band::before(saved.row, band.below);
+    const std::int64_t behind = plain::lesser(plain::Band::behind(saved.row, band.above), s.kv_len);
+    if (saved.lse != kNegativeInfinity) lse = saved.lse * kLog2e;
     if (!sink && behind - (first > 0 ? first : 0) == 1) {
       share = 0;
-      delta = args.dlse.data == nullptr ? 0 : -at(args.dlse, place, row);
+      delta = -saved.dlse;
     }
   }
+  const int n = thread_index();
   tile[n] = lse;
-  tile[kPrepareRows + n] = live ? delta : 0;
+  tile[kPrepareRows + n] = delta;
   tile[2 * kPrepareRows + n] = share;
 }
 
@@ -78,61 +97,62 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
   const RowLanes lanes = row_lanes(static_cast<int>(args.out.width));
   const std::int64_t tiles = prepare_tiles(space), tasks = prepare_tasks(space);
   const Shared<double> terms = shared_array<double>(0, kPrepareRows);
+  const Shared<float> sums = shared_array<float>(kPrepareRows * sizeof(double), kPrepareRows);
+  const int mine = thread_index();
   for (std::int64_t task = block_index(); task < tasks; task += grid_blocks()) {
-    const std::int64_t pair = task / tiles;
+    const std::int64_t pair = task / tiles, tile = task - pair * tiles;
     const plain::Sequence s = sequence_by_warp(space.shape, space.lengths, pair / space.heads());
     const plain::Place place{s.batch, pair % space.heads(), s.q_begin};
-    const std::int64_t first = task % tiles * kPrepareRows;
-    const float sink =
-        args.sinks.data == nullptr
-            ? kNegativeInfinity
-            : load_element(args.sinks.data, args.sinks.element, place.head * args.sinks.stride);
-    float* const tile =
-        args.tiles.data != nullptr && task % tiles < RowTiles::of_rows(s.q_len)
-            ? args.tiles.at(place, task % tiles)
-            : nullptr;
+    const std::int64_t first = tile * kPrepareRows;
+    const auto live = static_cast<int>(
+        plain::clamp(s.q_len - first, 0, static_cast<std::int64_t>(kPrepareRows)));
+    SavedRow saved;
+    if (mine < live) {
+      saved = {true, first + mine, at(args.lse, place, first + mine), 0};
+      if (args.dlse.data != nullptr) saved.dlse = at(args.dlse, place, first + mine);
+    }
     // Rows of two rounds are read before either is summed up, so that more is on its way.
-    constexpr int kAbreast = kPieces == 1 ? 4 : 1;
-    for (int n = lanes.group; n - lanes.group < kPrepareRows; n += kAbreast * lanes.groups) {
+    constexpr int kAbreast = kPieces == 1 ? 2 : 1;
+    const TileRows outs(args.out, place, first), douts(args.dout, place, first);
+    for (int n = lanes.group; n - lanes.group < live; n += kAbreast * lanes.groups) {
       Row<kPieces> out[kAbreast], dout[kAbreast];
-      const auto is_there = [&](int k) {
-        return n + k * lanes.groups < kPrepareRows && first + n + k * lanes.groups < s.q_len;
-      };
       FOVEA_UNROLL
       for (int k = 0; k < kAbreast; ++k) {
-        read(args.out, place, first + n + k * lanes.groups, is_there(k), lanes, out[k]);
-        read(args.dout, place, first + n + k * lanes.groups, is_there(k), lanes, dout[k]);
+        const int row = n + k * lanes.groups;
+        outs.read(row, row < live, lanes, out[k]);
+        douts.read(row, row < live, lanes, dout[k]);
       }
       FOVEA_UNROLL
       for (int k = 0; k < kAbreast; ++k) {
         const float sum = dot(out[k], dout[k], lanes);
-        const int at_row = n + k * lanes.groups;
-        if (lanes.lane != 0 || at_row >= kPrepareRows) continue;
-        const std::int64_t row = first + at_row;
-        double term = 0;
-        float delta = 0;
-        if (is_there(k)) {
-          delta = args.dlse.data == nullptr ? sum : sum - at(args.dlse, place, row);
-          args.delta[space.place(place, row)] = delta;
-          if (args.dsinks != nullptr && sink != kNegativeInfinity)
-            term =
-                -::exp(static_cast<double>(sink) - static_cast<double>(at(args.lse, place, row))) *
-                static_cast<double>(delta);
-        }
-        if (tile != nullptr)
-          store_in_tile(args, s, place, tile, at_row, is_there(k), row, delta,
-                        sink != kNegativeInfinity);
-        terms[at_row] = term;
+        const int row = n + k * lanes.groups;
+        if (lanes.lane == 0 && row < live) sums[row] = sum;
       }
     }
-    if (args.dsinks == nullptr) continue;
-    // add up the tile's share
     barrier();
-    if (warp() == 0) {
-      const double sum = sum_warp(terms[lane()] + terms[lane() + 32]);
-      if (lane() == 0) args.shares[task] = sum;
+    if (mine < kPrepareRows) {
+      const float sink =
+          args.sinks.data == nullptr
+              ? kNegativeInfinity
+              : load_element(args.sinks.data, args.sinks.element, place.head * args.sinks.stride);
+      const float delta = saved.live ? sums[mine] - saved.dlse : 0;
+      double term = 0;
+      if (saved.live) {
+        args.delta[space.place(place, saved.row)] = delta;
+        if (args.dsinks != nullptr && sink != kNegativeInfinity)
+          term = -::exp(static_cast<double>(sink) - static_cast<double>(saved.lse)) *
+                 static_cast<double>(delta);
+      }
+      terms[mine] = term;
+      if (args.tiles.data != nullptr && tile < RowTiles::of_rows(s.q_len))
+        store_in_tile(args, s, args.tiles.at(place, tile), saved, delta,
+                      sink != kNegativeInfinity);
     }
     barrier();
+    if (args.dsinks == nullptr || warp() != 0) continue;
+    // Add up the tile's share; the next tile's terms are behind a barrier.
+    const double sum = sum_warp(terms[lane()] + terms[lane() + 32]);
+    if (lane() == 0) args.shares[task] = sum;
   }
 }
 
@@ -152,7 +172,7 @@ FOVEA_DEVICE void store_dsinks(const PrepareArgs& args) {
   }
 }
 
-const Entry narrow = entry_of<PrepareArgs, kThreads, 2, prepare_rows<1>>("prepare");
+const Entry narrow = entry_of<PrepareArgs, kThreads, 3, prepare_rows<1>>("prepare");
 const Entry wide = entry_of<PrepareArgs, kThreads, 4, prepare_rows<2>>("prepare wide");
 FOVEA_CUDA_ENTRY(dsinks, PrepareArgs, 32, 1, store_dsinks)
 

@@ -71,6 +71,6 @@ FOVEA_HD inline std::int64_t prepare_tasks(const RowSpace& space) {
 }
 FOVEA_CUDA_EXPORT(const Entry* prepare_entry(std::int64_t v_head_dim));
 FOVEA_CUDA_EXPORT(const Entry* store_dsinks_entry());
-inline constexpr std::size_t kPrepareSharedBytes = kPrepareRows * sizeof(double);
+inline constexpr std::size_t kPrepareSharedBytes = kPrepareRows * (sizeof(double) + sizeof(float));
 
 }  // namespace fovea::cuda

@@ -107,10 +107,11 @@ class HopperBackwardWorker : protected HopperBackwardBlock<S> {
   FOVEA_DEVICE const T* key_at(int j) const {
     return row_of(args_.k, task().kv_head, task().k_begin, j);
   }
-  FOVEA_DEVICE static float dot(const T* x, const T* y, std::int64_t count) {
+  FOVEA_DEVICE static float dot(const T* x, const T* y, std::int64_t width) {
+    const auto count = static_cast<int>(width);
     float sum = 0;
     FOVEA_ROLL
-    for (std::int64_t n = 0; n < count; ++n) sum = fma(to_f32(x[n]), to_f32(y[n]), sum);
+    for (int n = 0; n < count; ++n) sum = fma(to_f32(x[n]), to_f32(y[n]), sum);
     return sum;
   }
   /// dS where a row sees a single key and no sink: dP is the sum in delta then, exactly.
@@ -464,6 +465,9 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
   FOVEA_DEVICE void run() {
     while (this->next_task()) {
       this->for_heads([&] {
+        const HopperKeys& t = task();
+        first_row_ = t.batch * args_.dq.batch + head_ * args_.dq.head + t.q_begin;
+        rows_ = t.q_len;
         FOVEA_ROLL
         for (int tile = field(&HopperKeys::begin); tile < field(&HopperKeys::end); ++tile)
           step(tile);
@@ -508,11 +512,11 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
           Wgmma<64>::template shared<T, Lies::by_columns>(sums_, x, b + i * 2048, true);
       }
       products_commit();
-      float* const row = sums_of(tile, block);
+      const Target target = target_of(tile, block);
       products_wait<0>();
       settle(sums_);
       if (part == kParts - 1) release_scores();
-      add_to(row, tile, block, panel);
+      add_to(target, panel * (64 / kWovenColumns), sums_);
     }
   }
 
@@ -520,38 +524,39 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
   FOVEA_DEVICE int row_of_lane(int tile, int block, int r) const {
     return tile * kRows + block * 64 + warp_in_group() * 16 + lane() / 4 + 8 * r;
   }
-  /// Where the lane adds to: its first row. Null: nowhere.
-  FOVEA_DEVICE float* sums_of(int tile, int block) const {
-    const HopperKeys& t = task();
+  /// Where the lane adds to: its first row, null if nowhere, and whether it has the second.
+  struct Target {
+    float* row;
+    bool both;
+  };
+  FOVEA_DEVICE Target target_of(int tile, int block) const {
     const int i = row_of_lane(tile, block, 0);
-    if (args_.dq.data == nullptr || i >= t.q_len) return nullptr;
-    const std::int64_t row = t.batch * args_.dq.batch + head_ * args_.dq.head + t.q_begin + i;
-    return args_.dq.data + woven_row(row, args_.dq.width) + 4 * quad();
+    if (args_.dq.data == nullptr || i >= rows_) return {nullptr, false};
+    return {args_.dq.data + woven_row(first_row_ + i, args_.dq.width) + 4 * quad(), i + 8 < rows_};
   }
-  FOVEA_DEVICE void add_to(float* row, int tile, int block, int panel) {
-    if (row == nullptr) return;
+  /// Adds columns from 16 group on: two fragments of 8 columns to a group.
+  template <int kCount>
+  FOVEA_DEVICE void add_to(const Target& target, int group, const float (&sums)[kCount]) const {
+    if (target.row == nullptr) return;
     const auto width = static_cast<int>(args_.dq.width);
-    const bool both = row_of_lane(tile, block, 1) < task().q_len;
-    constexpr int kGroups = 64 / kWovenColumns;
-    float* const first = row + panel * kGroups * kWovenStep;
+    float* const first = target.row + group * kWovenStep;
     float* const second = first + kWovenRows * width;
     FOVEA_UNROLL
-    for (int n = 0; n < kGroups; ++n) {
-      const float *x = sums_ + 8 * n, *y = x + 4;
-      if ((panel * kGroups + n) * kWovenColumns >= width) continue;
+    for (int n = 0; n < kCount / 8; ++n) {
+      const float *x = sums + 8 * n, *y = x + 4;
+      if ((group + n) * kWovenColumns >= width) continue;
       add_four_to(first + n * kWovenStep, x[0], x[1], y[0], y[1]);
-      if (both) add_four_to(second + n * kWovenStep, x[2], x[3], y[2], y[3]);
+      if (target.both) add_four_to(second + n * kWovenStep, x[2], x[3], y[2], y[3]);
     }
   }
 
-  // dQ of pairs that see each other, by element.
+  // dQ of pairs that see each other, by element: few columns at a time, for few registers.
   FOVEA_DEVICE void add_by_element(int tile) {
-    const auto head_dim = static_cast<int>(args_.shape.head_dim);
+    constexpr int kCount = 16, kColumns = 2 * kCount;
     FOVEA_ROLL
-    for (int part = 0; part < kParts; ++part) {
-      const int block = part / S::kPanels, panel = part % S::kPanels;
-      FOVEA_UNROLL
-      for (int x = 0; x < 32; ++x) sums_[x] = 0;
+    for (int block = 0; block < kRows / 64; ++block) FOVEA_ROLL
+    for (int first = 0; first < args_.dq.width; first += kColumns) {
+      float sums[kCount] = {};
       FOVEA_ROLL
       for (int begin = task().first_key; begin < task().first_key + kKeys; begin += 4) {
         float ds_of[2] = {};
@@ -575,18 +580,20 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
           if (!any(seen[0] || seen[1])) continue;
           const T* k = this->key_at(begin + n);
           FOVEA_UNROLL
-          for (int x = 0; x < 32; ++x) {
-            const int column = panel * 64 + x / 4 * 8 + 2 * quad() + x % 2;
-            if (seen[x >> 1 & 1] && column < head_dim)
-              sums_[x] = fma(ds[x >> 1 & 1], to_f32(k[column]), sums_[x]);
+          for (int x = 0; x < kCount; ++x) {
+            const int column = first + x / 4 * 8 + 2 * quad() + x % 2;
+            if (seen[x >> 1 & 1] && column < args_.shape.head_dim)
+              sums[x] = fma(ds[x >> 1 & 1], to_f32(k[column]), sums[x]);
           }
         }
       }
-      add_to(sums_of(tile, block), tile, block, panel);
+      add_to(target_of(tile, block), first / kWovenColumns, sums);
     }
   }
 
-  float sums_[32];  ///< dQ of 64 columns
+  std::int64_t first_row_ = 0;  ///< of the head's sums
+  int rows_ = 0;
+  float sums_[32];  ///< dQ of 64 rows and columns
 };
 
 template <class S>
