@@ -80,8 +80,8 @@ void BackwardSteps::plan(const Problem& p, const BackwardTile& tile, BackwardArg
   args.column_tiles = ceil_div(std::max(p.head_dim, p.v_head_dim), tile.columns);
   args.tasks = p.batch * p.kv_heads * args.key_tiles * args.column_tiles;
   if (plain::wanted(p.dq)) {
-    const std::int64_t width = tile.woven ? ceil_div(p.head_dim, kWovenColumns) * kWovenColumns
-                                          : padded_width(p.head_dim);
+    const std::int64_t width =
+        tile.woven ? ceil_div(p.head_dim, kWovenColumns) * kWovenColumns : padded_width(p.head_dim);
     args.dq = take_sums(queries, width, workspace);
     prepare.zeros[0] = {args.dq.data,
                         static_cast<std::size_t>(elements_of(queries, width)) * sizeof(float)};

@@ -104,8 +104,8 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
     const plain::Sequence s = sequence_by_warp(space.shape, space.lengths, pair / space.heads());
     const plain::Place place{s.batch, pair % space.heads(), s.q_begin};
     const std::int64_t first = tile * kPrepareRows;
-    const auto live = static_cast<int>(
-        plain::clamp(s.q_len - first, 0, static_cast<std::int64_t>(kPrepareRows)));
+    const auto live =
+        static_cast<int>(plain::clamp(s.q_len - first, 0, static_cast<std::int64_t>(kPrepareRows)));
     SavedRow saved;
     if (mine < live) {
       saved = {true, first + mine, at(args.lse, place, first + mine), 0};
@@ -145,8 +145,7 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
       }
       terms[mine] = term;
       if (args.tiles.data != nullptr && tile < RowTiles::of_rows(s.q_len))
-        store_in_tile(args, s, args.tiles.at(place, tile), saved, delta,
-                      sink != kNegativeInfinity);
+        store_in_tile(args, s, args.tiles.at(place, tile), saved, delta, sink != kNegativeInfinity);
     }
     barrier();
     if (args.dsinks == nullptr || warp() != 0) continue;

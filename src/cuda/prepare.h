@@ -16,7 +16,7 @@ inline constexpr int kPrepareRows = 64;
 /// have no weights. Each sequence has an even number of such tiles.
 struct RowTiles {
   static constexpr int kFloats = 3 * kPrepareRows;
-  float* data = nullptr;           ///< a multiple of 16 bytes; null: not wanted
+  float* data = nullptr;             ///< a multiple of 16 bytes; null: not wanted
   std::int64_t batch = 0, head = 0;  ///< tiles to the next
 
   FOVEA_HD_INLINE static std::int64_t of_rows(std::int64_t rows) {
@@ -24,14 +24,15 @@ struct RowTiles {
   }
   /// Tiles for all heads. Packed sequences begin where as many rows, and two tiles each, would.
   FOVEA_HD_INLINE std::int64_t lay_out(const RowSpace& space) {
-    head = space.packed ? space.total() / kPrepareRows + 2 * space.shape.batch
-                        : of_rows(space.rows());
+    head =
+        space.packed ? space.total() / kPrepareRows + 2 * space.shape.batch : of_rows(space.rows());
     batch = space.packed ? 2 : space.heads() * head;
     return space.heads() * head * (space.packed ? 1 : space.shape.batch);
   }
   FOVEA_HD_INLINE float* at(const plain::Place& place, std::int64_t tile) const {
-    return data + (place.batch * batch + place.head * head + place.first_row / kPrepareRows + tile) *
-                      kFloats;
+    return data +
+           (place.batch * batch + place.head * head + place.first_row / kPrepareRows + tile) *
+               kFloats;
   }
 };
 
@@ -49,7 +50,7 @@ struct PrepareArgs {
   plain::Input lse, dlse;  ///< [batch, q_heads, q_len] or packed; dlse may be null
   float* delta = nullptr;  ///< [space.array_rows()]
   RowTiles tiles;
-  plain::BandArgs band;    ///< for tiles
+  plain::BandArgs band;  ///< for tiles
   Zeros zeros[3];
   plain::Floats sinks;     ///< [q_heads]
   void* dsinks = nullptr;  ///< [q_heads]; null: not wanted

@@ -1,5 +1,6 @@
 // cuda.sm90.backward: what lies where in shared memory, and the warps that fill it: one that has
-// boxes of K, V, Q and dO copied, and three that look for values that are not finite. sm90_backward_kernel.h says how the whole works.
+// boxes of K, V, Q and dO copied, and three that look for values that are not finite.
+// sm90_backward_kernel.h says how the whole works.
 #pragma once
 
 #include <type_traits>
@@ -32,8 +33,8 @@ struct HopperBackwardShape {
   static constexpr int kFeedRegisters = 24, kSumRegisters = 208, kQueryRegisters = 72;
 };
 
-/// Which tiles of queries see some of 64 keys: from at[0] to at[3], and from at[1] to at[2] all rows
-/// see all keys. In rising order.
+/// Which tiles of queries see some of 64 keys: from at[0] to at[3], and from at[1] to at[2] all
+/// rows see all keys. In rising order.
 struct HopperHalf {
   int at[4];
 
@@ -261,7 +262,9 @@ class HopperBackwardProducer : HopperBackwardBlock<S> {
       const int behind = first + S::kHalf < to.kv_len ? first + S::kHalf : to.kv_len;
       const int begin = clip(first - to.above), end = clip(behind + to.below);
       const bool some = first < behind && begin < end, whole = behind - first == S::kHalf;
-      const auto within = [&](int tile) { return tile < at[0] ? at[0] : tile < at[3] ? tile : at[3]; };
+      const auto within = [&](int tile) {
+        return tile < at[0] ? at[0] : tile < at[3] ? tile : at[3];
+      };
       at[0] = some ? begin / S::kRows : 0;
       at[3] = some ? (end - 1) / S::kRows + 1 : 0;
       at[1] = within(whole ? (clip(behind - 1 - to.above) + S::kRows - 1) / S::kRows : at[3]);
@@ -284,7 +287,8 @@ template <class S>
 class HopperBackwardHelper : HopperBackwardBlock<S> {
   using Block = HopperBackwardBlock<S>;
   using L = HopperBackwardLayout<S>;
-  using Block::base_, Block::tasks_, Block::found_, Block::wait, Block::arrive_by_warp, Block::group;
+  using Block::base_, Block::tasks_, Block::found_, Block::wait, Block::arrive_by_warp,
+      Block::group;
 
  public:
   FOVEA_DEVICE HopperBackwardHelper(const HopperBackwardArgs& args, int number)

@@ -90,7 +90,8 @@ class HopperBackwardWorker : protected HopperBackwardBlock<S> {
     }
   }
 
-  // Addresses are found anew each time: kept, they would not leave registers for what is not seldom.
+  // Addresses are found anew each time: kept, they would not leave registers for what is not
+  // seldom.
   FOVEA_DEVICE const T* row_of(const plain::Segment<const char*>& of, int head, int first,
                                int row) const {
     return reinterpret_cast<const T*>(of.data) + fresh(task().batch) * of.batch +
@@ -481,8 +482,7 @@ class HopperQueryWorker : HopperBackwardWorker<S> {
     const int stage = scores_at_.stage();
     wait(L::kScoreFull + stage, scores_at_.parity());
     const bool by_element =
-        args_.check_values &&
-        shuffle(found_[8 * stage + 4] | found_[8 * stage + 5], 0) != 0;
+        args_.check_values && shuffle(found_[8 * stage + 4] | found_[8 * stage + 5], 0) != 0;
     if (by_element) {
       release_scores();
       if (args_.dq.data != nullptr) add_by_element(tile);

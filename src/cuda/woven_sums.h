@@ -1,5 +1,5 @@
-// Sums of rows in f32 in the order in which the fragments of a product lie in registers: what a warp
-// adds with one instruction is 512 adjoining bytes, and needs no trade between lanes.
+// Sums of rows in f32 in the order in which the fragments of a product lie in registers: what a
+// warp adds with one instruction is 512 adjoining bytes, and needs no trade between lanes.
 //
 // 8 rows go together, and of these 16 columns: each row's are 64 bytes, in which 4 adjoining
 // elements are columns 2n, 2n + 1, 8 + 2n and 9 + 2n of the 16.

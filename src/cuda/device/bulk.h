@@ -47,8 +47,8 @@ FOVEA_DEVICE void store_box(const TensorMap& map, std::uint32_t from, BoxAt to) 
 FOVEA_DEVICE void bulk_load(Shared<float> to, int first, const float* from, int count,
                             Shared<Mbarrier> barriers, int n) {
   asm volatile(
-      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
-          to.address(first)),
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::
+          "r"(to.address(first)),
       "l"(__cvta_generic_to_global(from)), "r"(count * 4), "r"(barriers.address(n))
       : "memory");
 }
