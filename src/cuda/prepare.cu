@@ -57,6 +57,62 @@ struct TileRows {
   }
 };
 
+/// Whether rows can be read 16 bytes at a time, all of them as one run.
+FOVEA_DEVICE bool is_plain(const plain::Run<const char*>& run, int width, int rows) {
+  return (run.element == plain::Element::bf16 || run.element == plain::Element::f16) &&
+         run.column == 1 && run.row % 8 == 0 && width % kPiece == 0 && rows <= run.count &&
+         aligned_16(run.data);
+}
+// Sums of plain rows: of several at once, so that more is on its way.
+template <class T>
+FOVEA_DEVICE void sum_plain(const TileRows& outs, const TileRows& douts, int rows,
+                            const RowLanes& lanes, const Shared<float>& sums) {
+  constexpr int kAbreast = 4;
+  const int column = lanes.column(0);
+  const bool reads = column < static_cast<int>(outs.source.width);
+  const char *out = outs.run.data + 2 * column, *dout = douts.run.data + 2 * column;
+  for (int n = lanes.group; n - lanes.group < rows; n += kAbreast * lanes.groups) {
+    Words4 x[kAbreast] = {}, y[kAbreast] = {};
+    FOVEA_UNROLL
+    for (int k = 0; k < kAbreast; ++k) {
+      const int row = n + k * lanes.groups;
+      if (!reads || row >= rows) continue;
+      x[k] = load_16(out + 2 * row * outs.run.row);
+      y[k] = load_16(dout + 2 * row * douts.run.row);
+    }
+    FOVEA_UNROLL
+    for (int k = 0; k < kAbreast; ++k) {
+      float sum = 0;
+      FOVEA_UNROLL
+      for (int w = 0; w < 4; ++w) {
+        sum = fma(low_half<T>(x[k].w[w]), low_half<T>(y[k].w[w]), sum);
+        sum = fma(high_half<T>(x[k].w[w]), high_half<T>(y[k].w[w]), sum);
+      }
+      sum = sum_lanes(sum, lanes.count);
+      const int row = n + k * lanes.groups;
+      if (lanes.lane == 0 && row < rows) sums[row] = sum;
+    }
+  }
+}
+template <int kPieces>
+FOVEA_DEVICE void sum_rows(const TileRows& outs, const TileRows& douts, int rows,
+                           const RowLanes& lanes, const Shared<float>& sums) {
+  const auto width = static_cast<int>(outs.source.width);
+  if (kPieces == 1 && outs.run.element == douts.run.element && is_plain(outs.run, width, rows) &&
+      is_plain(douts.run, width, rows)) {
+    if (outs.run.element == plain::Element::bf16)
+      return sum_plain<Bf16>(outs, douts, rows, lanes, sums);
+    return sum_plain<F16>(outs, douts, rows, lanes, sums);
+  }
+  for (int n = lanes.group; n - lanes.group < rows; n += lanes.groups) {
+    Row<kPieces> out, dout;
+    outs.read(n, n < rows, lanes, out);
+    douts.read(n, n < rows, lanes, dout);
+    const float sum = dot(out, dout, lanes);
+    if (lanes.lane == 0 && n < rows) sums[n] = sum;
+  }
+}
+
 FOVEA_DEVICE void clear(const Zeros& zeros) {
   const auto count = static_cast<std::int64_t>(zeros.bytes / sizeof(Words4));
   for (std::int64_t n = block_index() * kThreads + thread_index(); n < count;
@@ -92,7 +148,6 @@ FOVEA_DEVICE void store_in_tile(const PrepareArgs& args, const plain::Sequence& 
 
 template <int kPieces>
 FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
-  for (const Zeros& zeros : args.zeros) clear(zeros);
   const RowSpace& space = args.space;
   const RowLanes lanes = row_lanes(static_cast<int>(args.out.width));
   const std::int64_t tiles = prepare_tiles(space), tasks = prepare_tasks(space);
@@ -111,24 +166,7 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
       saved = {true, first + mine, at(args.lse, place, first + mine), 0};
       if (args.dlse.data != nullptr) saved.dlse = at(args.dlse, place, first + mine);
     }
-    // Rows of two rounds are read before either is summed up, so that more is on its way.
-    constexpr int kAbreast = kPieces == 1 ? 2 : 1;
-    const TileRows outs(args.out, place, first), douts(args.dout, place, first);
-    for (int n = lanes.group; n - lanes.group < live; n += kAbreast * lanes.groups) {
-      Row<kPieces> out[kAbreast], dout[kAbreast];
-      FOVEA_UNROLL
-      for (int k = 0; k < kAbreast; ++k) {
-        const int row = n + k * lanes.groups;
-        outs.read(row, row < live, lanes, out[k]);
-        douts.read(row, row < live, lanes, dout[k]);
-      }
-      FOVEA_UNROLL
-      for (int k = 0; k < kAbreast; ++k) {
-        const float sum = dot(out[k], dout[k], lanes);
-        const int row = n + k * lanes.groups;
-        if (lanes.lane == 0 && row < live) sums[row] = sum;
-      }
-    }
+    sum_rows<kPieces>({args.out, place, first}, {args.dout, place, first}, live, lanes, sums);
     barrier();
     if (mine < kPrepareRows) {
       const float sink =
@@ -153,6 +191,7 @@ FOVEA_DEVICE void prepare_rows(const PrepareArgs& args) {
     const double sum = sum_warp(terms[lane()] + terms[lane() + 32]);
     if (lane() == 0) args.shares[task] = sum;
   }
+  for (const Zeros& zeros : args.zeros) clear(zeros);
 }
 
 FOVEA_DEVICE void store_dsinks(const PrepareArgs& args) {
@@ -171,7 +210,7 @@ FOVEA_DEVICE void store_dsinks(const PrepareArgs& args) {
   }
 }
 
-const Entry narrow = entry_of<PrepareArgs, kThreads, 3, prepare_rows<1>>("prepare");
+const Entry narrow = entry_of<PrepareArgs, kThreads, 4, prepare_rows<1>>("prepare");
 const Entry wide = entry_of<PrepareArgs, kThreads, 4, prepare_rows<2>>("prepare wide");
 FOVEA_CUDA_ENTRY(dsinks, PrepareArgs, 32, 1, store_dsinks)
 

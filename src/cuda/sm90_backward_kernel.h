@@ -209,10 +209,12 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     wait(L::kDoutFull + rows_at_.stage(), rows_at_.parity());
     multiply(L::kValues, L::kDouts);
     products_commit();
+    float delta[kRows / 4];
     if constexpr (kPartial) {
       products_wait<0>();
       settle(scores_);
-      make_gradients<true>(tile);
+      read_rows(kDelta, delta);
+      make_gradients<true>(tile, delta);
       const bool by_element = must_go_by_element();
       give_scores(by_element);
       if (by_element) {
@@ -228,9 +230,10 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     } else {
       add_to(dv_, weights_, L::kDouts);
       products_commit();
+      read_rows(kDelta, delta);
       products_wait<1>();
       settle(scores_);
-      make_gradients<false>(tile);
+      make_gradients<false>(tile, delta);
       give_scores(false);
       products_fence();
       add_to(dk_, gradients_, L::kQueries);
@@ -330,12 +333,12 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
   }
   // dP to dS, rounded.
   template <bool kPartial>
-  FOVEA_DEVICE void make_gradients(int tile) {
+  FOVEA_DEVICE void make_gradients(int tile, const float (&delta)[kRows / 4]) {
     Sight sight[2];
     if constexpr (kPartial) sight[0] = sight_of(tile, 0), sight[1] = sight_of(tile, 1);
     FOVEA_UNROLL
     for (int n = 0; n < kRows / 8; ++n) {
-      const float delta0 = of_row(kDelta, 8 * n), delta1 = of_row(kDelta, 8 * n + 1);
+      const float delta0 = delta[2 * n], delta1 = delta[2 * n + 1];
       FOVEA_UNROLL
       for (int r = 0; r < 2; ++r) {
         const std::uint32_t p = weights_[2 * n + r];
