@@ -84,7 +84,6 @@ void fence_async();
 void load_box(std::uint32_t to, const TensorMap& map, const void* mbarrier, const int (&at)[4]);
 void store_box(const TensorMap& map, std::uint32_t from, const int (&at)[4]);
 void bulk_load(std::uint32_t to, const float* from, int count, const void* mbarrier);
-void bulk_add(float* to, std::uint32_t from, int count);
 void bulk_commit();
 void bulk_wait(int pending);
 void store_matrices(std::uint32_t to, const std::uint32_t (&r)[4], bool transposed);

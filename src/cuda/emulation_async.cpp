@@ -28,7 +28,7 @@ struct NamedBarrier {
   int arrived = 0, threads = 0;
 };
 
-/// A box on its way to shared memory.
+/// A box or a row on its way to shared memory.
 struct Load {
   std::uint32_t to;
   std::uint32_t barrier;
@@ -139,13 +139,6 @@ void check_box_place(const Map& map, std::uint32_t address) {
 }
 
 void depart(const Departure& departure) {
-  if (departure.sums != nullptr) {
-    const std::size_t bytes = static_cast<std::size_t>(departure.count) * sizeof(float);
-    check_fenced(departure.from, bytes);
-    const auto* from = static_cast<const float*>(shared_at(departure.from, bytes));
-    for (int n = 0; n < departure.count; ++n) departure.sums[n] += from[n];
-    return;
-  }
   const Map map = read_map(departure.map);
   // A row is written to the end of its last 16 bytes.
   const auto unit = static_cast<std::uint32_t>(kChunk / element_bytes(map.element));
@@ -486,14 +479,8 @@ void bulk_load(std::uint32_t to, const float* from, int count, const void* mbarr
 
 void store_box(const TensorMap& map, std::uint32_t from, const int (&at)[4]) {
   check_box_place(read_map(map), from);
-  Departure departure{map, nullptr, from, {at[0], at[1], at[2], at[3]}, 0, self().departure_groups};
+  Departure departure{map, from, {at[0], at[1], at[2], at[3]}, self().departure_groups};
   self().departures.push_back(departure);
-}
-
-void bulk_add(float* to, std::uint32_t from, int count) {
-  check_aligned(to, 16, "the target of a bulk sum");
-  if (from % 16 != 0 || count % 4 != 0) fail("a bulk sum of parts of 16 bytes");
-  self().departures.push_back({{}, to, from, {}, count, self().departure_groups});
 }
 
 void bulk_commit() { ++self().departure_groups; }

@@ -32,13 +32,11 @@ struct Copy {
   int group;
 };
 
-/// A box or row on its way from shared memory.
+/// A box on its way from shared memory.
 struct Departure {
-  TensorMap map;  ///< of a box
-  float* sums;    ///< a row is added to these; null: a box
+  TensorMap map;
   std::uint32_t from;
   int at[4];
-  int count;  ///< of a row
   int group;
 };
 

@@ -117,7 +117,9 @@ class HopperProducer : HopperBlock<S> {
         top = t.top;
         low = t.low;
       }
-      const int early = top - 3 > low ? top - 3 : low;
+      // Before the next load that waits for this tile's first products: its Q is free by then.
+      constexpr int kBefore = S::kStages - 1;
+      const int early = top - kBefore > low ? top - kBefore : low;
       FOVEA_ROLL
       for (int j = top; j >= low; --j) {
         if (some) {

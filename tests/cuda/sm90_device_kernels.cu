@@ -1,3 +1,4 @@
+#include "cuda/device/atomic.h"
 #include "cuda/device/barrier.h"
 #include "cuda/device/bulk.h"
 #include "cuda/device/numbers.h"
@@ -120,13 +121,13 @@ FOVEA_DEVICE void product(const Args& args) {
   }
 }
 
-// A ring of two stages: one thread loads boxes of 8 rows, 64 threads add them up. out [1, 64]: the
-// sums of columns, by bulk_add, from all blocks.
+// A ring of two stages: one thread loads boxes of 8 rows and a weight for each, 64 threads add them
+// up. sums [64]: those of columns, from all blocks.
 template <Defect kDefect>
 FOVEA_DEVICE void ring(const Args& args) {
   const Shared<Mbarrier> barriers = test_barriers();  // full, full, empty, empty
   const std::uint32_t base = test_base();
-  const Shared<float> sums = shared_array<float>(4096, 64);
+  const Shared<float> sums = shared_array<float>(4096, 64), weights = shared_array<float>(8192, 16);
   if (thread_index() == 0) {
     for (int n = 0; n < 2; ++n) {
       barrier_init(barriers, n, 1);
@@ -140,7 +141,9 @@ FOVEA_DEVICE void ring(const Args& args) {
     for (int n = 0; n < args.count; ++n) {
       const int stage = n % 2, parity = n / 2 % 2;
       if (kDefect != Defect::early_release) barrier_wait(barriers, 2 + stage, parity ^ 1);
-      barrier_arrive_expecting(barriers, stage, 1024);
+      barrier_arrive_expecting(barriers, stage, 1024 + 32);
+      bulk_load(weights, 8 * stage, static_cast<const float*>(args.words) + 8 * n, 8, barriers,
+                stage);
       load_box(base + stage * 1024, args.a, barriers, stage, {{0, 8 * n, 0, 0}}, Reuse::once);
     }
     return;
@@ -152,19 +155,26 @@ FOVEA_DEVICE void ring(const Args& args) {
     for (int row = 0; row < 8; ++row) {
       const Words4 x = load_shared_16(swizzled(base + stage * 1024, row, thread_index() / 8));
       const std::uint32_t word = x.w[thread_index() % 8 / 2];
-      sum += thread_index() % 2 == 0 ? low_half<Bf16>(word) : high_half<Bf16>(word);
+      const float value = thread_index() % 2 == 0 ? low_half<Bf16>(word) : high_half<Bf16>(word);
+      sum = fma(weights[8 * stage + row], value, sum);
     }
     warp_barrier();
     if (lane() == 0) barrier_arrive(barriers, 2 + stage);
   }
   sums[thread_index()] = sum;
-  fence_async();
   named_barrier_sync(1, 64);
-  if (thread_index() == 0) {
-    bulk_add(static_cast<float*>(args.sums), sums, 0, 64);
-    bulk_commit();
-    bulk_wait<0>();
-  }
+  if (thread_index() >= 16) return;
+  const int n = 4 * thread_index();
+  add_four_to(static_cast<float*>(args.sums) + n, sums[n], sums[n + 1], sums[n + 2], sums[n + 3]);
+}
+
+// Four matrices of one warp, words [32, 4], by columns to shared memory; sums [32, 8]: its rows.
+FOVEA_DEVICE void transposed(const Args& args) {
+  const std::uint32_t at = test_base() + 16 * lane();
+  const Words4 r = load_16(static_cast<const Words4*>(args.words) + lane());
+  store_matrices_transposed(at, r.w[0], r.w[1], r.w[2], r.w[3]);
+  warp_barrier();
+  store_16(static_cast<Words4*>(args.sums) + lane(), load_shared_16(at));
 }
 
 // Two warps take turns in writing to one word.
@@ -200,6 +210,7 @@ const Entry kEntries[] = {
     product_entry<Bf16, false, true>("rows_registers_bf16"),
     entry_of<Args, 96, 1, ring<Defect::none>>("ring"),
     entry_of<Args, 64, 1, turns>("turns"),
+    entry_of<Args, 32, 1, transposed>("transposed"),
 #if !defined(__CUDACC__)  // defects are for the emulation to find
     product_entry<Bf16, false, false, Defect::wrong_phase>("wrong_phase"),
     product_entry<Bf16, false, false, Defect::missing_arrive>("missing_arrive"),

@@ -162,32 +162,56 @@ struct Sums {
   Status status;
   std::vector<float> found, wanted;
 };
-/// Sums of the columns of [8 count, 64], added up by 3 blocks.
+/// Weighted sums of the columns of [8 count, 64], added up by 3 blocks.
 Sums run_ring(const World& world, const char* name, int count) {
   std::mt19937 random(9);
   Halves a(static_cast<std::size_t>(count) * 8 * 64);
   for (std::uint16_t& h : a) h = to_bf16(static_cast<float>(random() % 16)).bits;
+  std::vector<float> weights(static_cast<std::size_t>(count) * 8);
+  for (float& weight : weights) weight = static_cast<float>(random() % 4);
   Sums sums{{}, std::vector<float>(64, 1.0f), std::vector<float>(64, 1.0f)};
-  const Memory x(*world, a.size() * 2), z(*world, 64 * sizeof(float));
+  const Memory x(*world, a.size() * 2), y(*world, weights.size() * sizeof(float)),
+      z(*world, 64 * sizeof(float));
   x.from(a.data());
+  y.from(weights.data());
   z.from(sums.found.data());
   Sm90TestArgs args;
   args.a = world.map_of(x.data, 8 * count, 64, 8, false);
+  args.words = y.data;
   args.sums = z.data;
   args.count = count;
   sums.status = world.launch(name, 3, args);
   z.to(sums.found.data());
-  for (std::size_t n = 0; n < a.size(); ++n) sums.wanted[n % 64] += 3 * to_f32(Bf16{a[n]});
+  for (std::size_t n = 0; n < a.size(); ++n)
+    sums.wanted[n % 64] += 3 * weights[n / 64] * to_f32(Bf16{a[n]});
   return sums;
 }
 
-TEST_P(Sm90Wrappers, a_ring_of_stages_and_sums_in_bulk) {
+TEST_P(Sm90Wrappers, a_ring_of_stages_and_weights_in_bulk) {
   for (int seed = 1; seed <= 10; ++seed) {
     emulation::set_seed(static_cast<std::uint64_t>(seed));
     const Sums sums = run_ring(world, "ring", 13);
     EXPECT_TRUE(sums.status.ok()) << sums.status.message();
     EXPECT_EQ(sums.found, sums.wanted);
   }
+}
+
+TEST_P(Sm90Wrappers, matrices_are_stored_by_columns) {
+  Halves in(256), out(256), wanted(256);
+  for (std::size_t n = 0; n < in.size(); ++n) in[n] = static_cast<std::uint16_t>(n);
+  for (std::size_t m = 0; m < 4; ++m)
+    for (std::size_t row = 0; row < 8; ++row)
+      for (std::size_t column = 0; column < 8; ++column)
+        wanted[(8 * m + column) * 8 + row] = in[(row * 4 + column / 2) * 8 + 2 * m + column % 2];
+  const Memory x(*world, 512), z(*world, 512);
+  x.from(in.data());
+  Sm90TestArgs args;
+  args.words = x.data;
+  args.sums = z.data;
+  const Status status = world.launch("transposed", 1, args);
+  EXPECT_TRUE(status.ok()) << status.message();
+  z.to(out.data());
+  EXPECT_EQ(out, wanted);
 }
 
 TEST_P(Sm90Wrappers, named_barriers_make_turns) {

@@ -1,5 +1,5 @@
-// Copies by the engine of sm_90: boxes of tensors to and from shared memory, rows of f32 to it, and
-// such that are added to global memory. One thread issues them.
+// Copies by the engine of sm_90: boxes of tensors to and from shared memory, and rows of f32 to it.
+// One thread issues them.
 //
 // A load has arrived when the Mbarrier it was given counts its bytes. A store has been read from
 // shared memory behind bulk_wait, which waits for groups as copy_wait does; what it reads must have
@@ -51,13 +51,6 @@ FOVEA_DEVICE void bulk_load(Shared<float> to, int first, const float* from, int 
           "r"(to.address(first)),
       "l"(__cvta_generic_to_global(from)), "r"(count * 4), "r"(barriers.address(n))
       : "memory");
-}
-/// to[0 ...] += from[first ...], count floats, a multiple of 4; both 16-byte aligned.
-FOVEA_DEVICE void bulk_add(float* to, Shared<float> from, int first, int count) {
-  asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(
-                   __cvta_generic_to_global(to)),
-               "r"(from.address(first)), "r"(count * 4)
-               : "memory");
 }
 FOVEA_DEVICE void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 /// Of all groups but the latest kPending, shared memory has been read.
@@ -118,9 +111,6 @@ FOVEA_DEVICE void store_box(const TensorMap& map, std::uint32_t from, BoxAt to) 
 FOVEA_DEVICE void bulk_load(Shared<float> to, int first, const float* from, int count,
                             Shared<Mbarrier> barriers, int n) {
   emulation::bulk_load(to.address(first), from, count, barriers.range(n, 1));
-}
-FOVEA_DEVICE void bulk_add(float* to, Shared<float> from, int first, int count) {
-  emulation::bulk_add(to, from.address(first), count);
 }
 FOVEA_DEVICE void bulk_commit() { emulation::bulk_commit(); }
 template <int kPending>
