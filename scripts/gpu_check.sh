@@ -125,8 +125,12 @@ if wanted sanitizers; then
     skip sanitizers "no compute-sanitizer"
   else
     for kind in memcheck racecheck initcheck synccheck; do
+      kernels=(--kernel 'cuda.*')
+      # It does not follow the bulk copies of cuda.sm90.backward: docs/known-gaps.md.
+      [[ $kind == racecheck ]] && kernels=(
+        --kernel 'cuda.reference.*' --kernel 'cuda.sm80.*' --kernel cuda.sm90.forward)
       step "$kind" sanitized "$kind" "$tool" \
-        check --kernel 'cuda.*' --filter "${SANITIZER_CASES:-q50_k70_d64}"
+        check "${kernels[@]}" --filter "${SANITIZER_CASES:-q50_k70_d64}"
     done
   fi
 fi
