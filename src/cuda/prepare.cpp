@@ -1,5 +1,7 @@
 #include "cuda/prepare.h"
 
+#include <algorithm>
+
 #include "cuda/runtime.h"
 
 namespace fovea::cuda {
@@ -9,7 +11,9 @@ std::size_t prepare_bytes(const RowSpace& space, bool wants_dsinks) {
 }
 
 Status prepare(int device, const PrepareArgs& args, void* stream) {
-  const LaunchShape rows{blocks_for(prepare_tasks(args.space)), kPrepareSharedBytes};
+  // One block at least: there may be nothing but zeros to write.
+  const std::int64_t tasks = std::max<std::int64_t>(prepare_tasks(args.space), 1);
+  const LaunchShape rows{blocks_for(tasks), kPrepareSharedBytes};
   const Entry& entry = *FOVEA_CUDA_PICK(prepare_entry)(args.out.width);
   if (Status status = launch(device, entry, rows, args, stream); !status.ok()) return status;
   if (args.dsinks == nullptr) return {};

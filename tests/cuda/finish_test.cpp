@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "cuda/woven_sums.h"
 #include "tests/cuda/prologues.h"
 
 namespace fovea::cuda {
@@ -30,7 +31,8 @@ TEST_P(Finish, gradients_are_what_the_formulas_say) {
     args.input = x.source;
     args.input.prologue = prologue.plain;
     args.space = side.space;
-    args.padded = sizes.padded;
+    args.woven = chance(random, 40);
+    args.padded = args.woven ? ceil_div(sizes.padded, kWovenColumns) * kWovenColumns : sizes.padded;
     args.factor = 0.5f;
     // The gradient has the input's segments, but its own layout and element type.
     options.element = random_element(random);
@@ -42,7 +44,8 @@ TEST_P(Finish, gradients_are_what_the_formulas_say) {
     const Element element = args.sink.segments.at[0].element;
 
     // What is not to be read is NaN: sums of rows that do not count, and what pads them.
-    Buffer sums(static_cast<std::size_t>(side.space.array_rows() * args.padded) * sizeof(float));
+    const std::int64_t rows = ceil_div(side.space.array_rows(), kWovenRows) * kWovenRows;
+    Buffer sums(static_cast<std::size_t>(rows * args.padded) * sizeof(float));
     std::vector<double> want(x.values.size());
     const auto width = static_cast<std::size_t>(x.width);
     std::vector<double> dweights(plain::kMostSegments * width, 0), magnitude = dweights;
@@ -54,7 +57,10 @@ TEST_P(Finish, gradients_are_what_the_formulas_say) {
           for (std::int64_t d = 0; d < x.width; ++d) {
             values.push_back(x.value(b, h, row, d));
             const auto sum = zero ? 0 : static_cast<float>(normal(random));
-            sums.as<float>()[side.space.place(side.place(b, h), row) * args.padded + d] = sum;
+            const std::int64_t at = side.space.place(side.place(b, h), row);
+            sums.as<float>()[args.woven
+                                 ? woven_row(at, args.padded) + woven_column(static_cast<int>(d))
+                                 : at * args.padded + d] = sum;
             g.push_back(0.5 * static_cast<double>(sum));
           }
           const int segment = x.segments[x.index(b, h, row, 0)];
