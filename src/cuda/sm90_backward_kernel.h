@@ -187,8 +187,10 @@ class HopperKeyWorker : HopperBackwardWorker<S> {
     }
   }
 
+  // The stage is released when it has arrived: what arrives later would count for its next turn.
   FOVEA_DEVICE void skip() {
     wait(L::kQueryFull + rows_at_.stage(), rows_at_.parity());
+    wait(L::kDoutFull + rows_at_.stage(), rows_at_.parity());
     FOVEA_UNROLL
     for (int n = 0; n < kRows / 4; ++n) gradients_[n] = 0;
     give_scores(false);
